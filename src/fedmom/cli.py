@@ -1,0 +1,247 @@
+"""The command line: run, compare, resume, list."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fedmom import config as settings
+from fedmom import console as display
+from fedmom import data, models, report, runs, schedules, specs
+from fedmom.algorithms import ALGORITHMS
+from fedmom.config import RunConfig
+from fedmom.errors import FedMomError
+from fedmom.runs import RunFolder
+
+# What `fedmom compare` shows a newcomer: the paper's character model on short roles, in
+# minutes on a laptop. Everything else is the paper's setting (M=2, B=10, η=K/M, β=0.9).
+COMPARE_DEFAULTS: dict[str, Any] = {
+    "data": "shakespeare:roles=100,samples=1000",
+    "rounds": 100,
+    "lr": 0.5,
+    "eval-every": 10,
+    "eval-samples": 2000,
+}
+OUT = Console(soft_wrap=True)
+ERR = Console(stderr=True, soft_wrap=True)
+
+
+def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command one option for every setting of a run."""
+    for name, field in reversed(RunConfig.model_fields.items()):
+        default = "" if field.default is None else f" [default: {field.default}]"
+        option = f"--{name.replace('_', '-')}"
+        command = click.option(
+            option,
+            name,
+            is_flag=field.annotation is bool,
+            default=None,
+            metavar=None if field.annotation is bool else name.split("_")[-1].upper(),
+            help=(field.description or "") + default,
+        )(command)
+    return click.option(
+        "--config",
+        "file",
+        type=click.Path(path_type=Path),
+        help="TOML file of settings, named as these options. Options override it.",
+    )(command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="fedmom")
+def cli() -> None:
+    """Federated learning with server momentum.
+
+    \b
+    Start here:
+      fedmom compare                       FedSGD, FedAvg and FedMom on Shakespeare's roles
+      fedmom list                          algorithms, models, data, schedules
+      fedmom run --data synthetic          one run, with FedMom
+      fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
+    """
+
+
+@cli.command()
+@setting_options
+@click.option("--out", type=click.Path(path_type=Path), help="The run's new folder.")
+def run(file: Path | None, out: Path | None, **options: Any) -> None:
+    """Train one model with one algorithm.
+
+    \b
+    fedmom run --data synthetic --algorithm fedmom --lr 0.01 --rounds 200
+    fedmom run --data shakespeare:roles=100 --lr 0.5 --local-epochs 1 --out runs/bard
+    fedmom run --data writers.npz --model lenet5 --lr exponential:start=0.05,rate=0.995
+    """
+    config = settings.parse(gather(file, options, {}))
+    folder = out or free_folder(f"{config.data}-{config.algorithm}")
+    experiment = settings.prepare(config)
+    execute(RunFolder.create(folder, experiment), experiment, config.algorithm)
+    OUT.print(report.table([report.read(folder, config.algorithm)]))
+    OUT.print(f"Run folder: {folder}")
+
+
+@cli.command()
+@click.option(
+    "--algorithms",
+    default="fedsgd,fedavg,fedmom",
+    show_default=True,
+    help="The algorithms, separated by commas.",
+)
+@setting_options
+@click.option("--out", type=click.Path(path_type=Path), help="The comparison's new folder.")
+def compare(algorithms: str, file: Path | None, out: Path | None, **options: Any) -> None:
+    """Train with several algorithms, from the same model, on the same cohorts and batches.
+
+    Ends with a table and a figure. Without options: FedSGD, FedAvg and FedMom train the paper's
+    character LSTM on the roles of Shakespeare's plays (see README).
+
+    \b
+    fedmom compare
+    fedmom compare --algorithms fedavg,fedmom,fedadam --data synthetic --lr 0.01
+    """
+    if options["algorithm"] is not None:
+        raise FedMomError("compare takes --algorithms, a list, and no --algorithm.")
+    values = gather(file, options, COMPARE_DEFAULTS)
+    configs = {name: settings.parse(fitting(name, values)) for name in split_names(algorithms)}
+    folder = out or free_folder("compare")
+    if (folder / "compare.json").exists():
+        raise FedMomError(f"{folder} already holds a comparison. Choose another --out.")
+    shared = data.load(next(iter(configs.values())).data)
+    for name, config in configs.items():
+        RunFolder.create(folder / name, settings.prepare(config, shared))
+    runs.write_atomic(folder / "compare.json", json.dumps(list(configs)).encode())
+    finish_comparison(folder)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def resume(folder: Path) -> None:
+    """Go on with a run or a comparison that was stopped, as if it never had been."""
+    if (folder / "compare.json").exists():
+        finish_comparison(folder)
+        return
+    opened = RunFolder.open(folder)
+    experiment = opened.experiment()
+    label = experiment.config.algorithm
+    execute(opened, experiment, label)
+    OUT.print(report.table([report.read(folder, label)]))
+
+
+@cli.command(name="list")
+def list_() -> None:
+    """Show the algorithms, models, datasets and schedules there are, with their options."""
+    view = Table(box=None, pad_edge=False)
+    for column in ("", "name:options", "what it is"):
+        view.add_column(column, style="bold" if not column else "", overflow="fold")
+    for name, algorithm in ALGORITHMS.items():
+        view.add_row("algorithm", name, algorithm.about)
+    for kind, rows in (
+        ("model", models.MODELS),
+        ("data", data.DATASETS),
+        ("schedule", schedules.SCHEDULES),
+    ):
+        for name, function in rows.items():
+            about = (function.__doc__ or "").strip().splitlines()[0]
+            view.add_row(kind, specs.describe(name, function), about)
+    OUT.print(view)
+
+
+def gather(file: Path | None, options: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return defaults, overridden by the file, overridden by the options given."""
+    given = {n.replace("_", "-"): v for n, v in options.items() if v is not None}
+    return {**defaults, **(settings.read(file) if file else {}), **given}
+
+
+def fitting(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return one algorithm's share of common settings: FedSGD has no local steps, and so on."""
+    algorithm = specs.pick(ALGORITHMS, name, "algorithm")
+    foreign = set()
+    if algorithm.full_gradient:
+        foreign |= {"local-steps", "local-epochs"}
+    if algorithm.momentum is None:
+        foreign |= {"momentum"}
+    return {**{k: v for k, v in values.items() if k not in foreign}, "algorithm": name}
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    names = [n.strip() for n in text.split(",") if n.strip()]
+    if not names or len(set(names)) < len(names):
+        raise FedMomError(f"--algorithms {text!r} must name one or more, each of them once.")
+    return names
+
+
+def free_folder(name: str) -> Path:
+    """Return a folder below ``runs`` that is not there yet."""
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)
+    number = 1
+    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def execute(folder: RunFolder, experiment: settings.Experiment, label: str) -> None:
+    """Run in a folder, with progress."""
+    for note in experiment.notes:
+        ERR.print(f"note: {note}", style="yellow", highlight=False)
+    watchers: list[runs.Watcher] = []
+    if experiment.config.tensorboard:
+        watchers.append(display.TensorBoard(folder.path))
+    try:
+        with display.watch(OUT, label) as progress:
+            runs.execute(folder, experiment, [progress, *watchers])
+    except KeyboardInterrupt:
+        ERR.print(f"Stopped; nothing is lost. Go on with: fedmom resume {folder.path}")
+        raise
+
+
+def finish_comparison(folder: Path) -> None:
+    """Run what is left of a comparison, then show it. One that diverges does not stop the rest."""
+    names = json.loads((folder / "compare.json").read_text())
+    curves = []
+    for name in names:
+        opened, stopped = RunFolder.open(folder / name), ""
+        try:
+            execute(opened, opened.experiment(), name)
+        except KeyboardInterrupt:
+            ERR.print(f"For the whole comparison: fedmom resume {folder}")
+            raise
+        except FedMomError as error:
+            stopped = str(error)
+            ERR.print(f"{name} stopped: {stopped}", style="red", highlight=False)
+        curves.append(report.read(folder / name, name, stopped))
+    config = RunFolder.open(folder / names[-1]).experiment().config
+    title = f"{config.model} on {config.data}: M={config.clients_per_round}, lr {config.lr}"
+    OUT.print(report.table(curves))
+    OUT.print(verdict(curves), highlight=False)
+    OUT.print(f"Figure: {report.figure(curves, folder / 'compare.png', title)}")
+
+
+def verdict(curves: list[report.Curves]) -> str:
+    """Say in a sentence who was faster."""
+    goal = report.target(curves)
+    reached = {c.label: r for c in curves if (r := report.rounds_to(c, goal)) is not None}
+    fastest = min(reached, key=lambda name: reached[name])
+    others = ", ".join(f"{n} {r}" for n, r in reached.items() if n != fastest) or "no other did"
+    return f"Test accuracy {goal:.3f}: {fastest} took {reached[fastest]} rounds ({others})."
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is a sentence, not a traceback."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+    try:
+        cli(standalone_mode=False)
+    except FedMomError as error:
+        ERR.print(f"error: {error}", style="red", highlight=False, markup=False)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)

@@ -1,0 +1,213 @@
+"""The local solver (the paper's Algorithm 2): what a client does with the model it receives."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedmom import schedules
+from fedmom.data.federated import Arrays, Reader
+from fedmom.errors import FedMomError
+from fedmom.models.base import Model, Params
+
+Number = float | schedules.Schedule
+Solver = Callable[[jax.Array], optax.GradientTransformation]
+SOLVERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "momentum": partial(optax.sgd, momentum=0.9),
+    "rmsprop": optax.rmsprop,
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+}
+# Rows per product in a full gradient: large enough for the matrix units, small in memory.
+CHUNK = 128
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client does in a round: H steps of a solver on batches of its own data.
+
+    ``steps`` or ``epochs`` says how many (one of them); both, and ``lr``, may be schedules
+    over rounds. ``batch_size`` None takes the client's whole data as the batch. ``batches``
+    are drawn with replacement ("random", the paper's) or are ``shuffled`` epochs (LEAF's);
+    left open, steps are random and epochs are shuffled. ``solver`` is a function of the step
+    size, such as ``optax.adam``, or an optax optimizer that has its own. ``prox`` is
+    FedProx's μ.
+    """
+
+    lr: Number = 0.1
+    steps: Number | None = None
+    epochs: Number | None = None
+    batch_size: int | None = 10
+    batches: Literal["random", "shuffled"] | None = None
+    solver: Solver | optax.GradientTransformation = optax.sgd
+    prox: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense before a round is run."""
+        if (self.steps is None) == (self.epochs is None):
+            raise FedMomError(
+                f"Local work is given in steps or in epochs, one of them; got"
+                f" local-steps {self.steps} and local-epochs {self.epochs}."
+            )
+        for name, value in (("lr", self.lr), ("steps", self.steps), ("epochs", self.epochs)):
+            if value is not None and not callable(value) and not 0 < value < math.inf:
+                raise FedMomError(f"{name} {value} is not a number greater than 0.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise FedMomError(f"batch-size {self.batch_size} is not 1 or more (or all).")
+        if self.batches not in (None, "random", "shuffled"):
+            raise FedMomError(f"batches {self.batches!r} is neither random nor shuffled.")
+        if not 0 <= self.prox < math.inf:
+            raise FedMomError(f"prox {self.prox} is not a number of 0 or more.")
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether batches are shuffled epochs rather than drawn with replacement."""
+        if self.batch_size is None:
+            return False
+        return self.batches == "shuffled" or (self.batches is None and self.epochs is not None)
+
+    def count(self, round_: int, samples: int) -> int:
+        """Return H, the local steps of a client with so many samples in a round."""
+        if self.steps is not None:
+            return max(1, round(schedules.at(self.steps, round_)))
+        assert self.epochs is not None
+        per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
+        return max(1, round(schedules.at(self.epochs, round_) * per_epoch))
+
+
+def full_gradient(lr: Number) -> LocalWork:
+    """FedSGD's clients: one gradient of the whole data."""
+    return LocalWork(lr=lr, steps=1, batch_size=None)
+
+
+def capacity(work: LocalWork, samples: int) -> int:
+    """Return the room for a client's shuffled order: a power of two, to compile rarely."""
+    return 1 << (samples - 1).bit_length() if work.shuffled else 0
+
+
+ClientProgram = Callable[..., tuple[Params, jax.Array, jax.Array]]
+
+
+def compile_client(model: Model, read: Reader, work: LocalWork) -> ClientProgram:
+    """Return the compiled program of one client in one round.
+
+    ``program(params, arrays, start, size, key, steps, lr, capacity)`` gives
+    ``(w_t - w_{t+1}^k, mean loss over the steps, norm of the first)``. Only ``capacity``
+    is part of the compiled shape; clients of all sizes share the program.
+    """
+
+    @partial(jax.jit, static_argnames="capacity")
+    def program(
+        params: Params,
+        arrays: Arrays,
+        start: jax.Array,
+        size: jax.Array,
+        key: jax.Array,
+        steps: jax.Array,
+        lr: jax.Array,
+        capacity: int,
+    ) -> tuple[Params, jax.Array, jax.Array]:
+        solver = work.solver(lr) if callable(work.solver) else work.solver
+
+        def loss_sum(w: Params, rows: jax.Array, real: jax.Array, key: jax.Array) -> jax.Array:
+            x, y = read(arrays, start + jnp.minimum(rows, size - 1))
+            losses = model.loss(model.apply(w, x, jax.random.fold_in(key, 1)), y)
+            return jnp.sum(jnp.where(real, losses, 0))
+
+        def descend(carry: Carry, rows: jax.Array, h: jax.Array) -> Carry:
+            w, state, total = carry
+            real = rows < size
+            if work.batch_size is None:
+                loss, gradient = _over_all(loss_sum, w, size, jax.random.fold_in(key, h))
+            else:
+                loss, gradient = jax.value_and_grad(loss_sum)(
+                    w, rows, real, jax.random.fold_in(key, h)
+                )
+                count = jnp.sum(real)
+                loss, gradient = loss / count, jax.tree.map(lambda g: g / count, gradient)
+            if work.prox:
+                gradient = jax.tree.map(
+                    lambda g, a, b: g + work.prox * (a - b), gradient, w, params
+                )
+            updates, state = solver.update(gradient, state, w)
+            return optax.apply_updates(w, updates), state, total + loss
+
+        batches = _shuffled if work.shuffled else _random
+        carry = (params, solver.init(params), jnp.zeros(()))
+        w, _, total = batches(descend, carry, key, size, steps, work.batch_size or 1, capacity)
+        delta = jax.tree.map(jnp.subtract, params, w)
+        return delta, total / steps, optax.tree.norm(delta)
+
+    return program
+
+
+Carry = tuple[Params, optax.OptState, jax.Array]
+Descend = Callable[[Carry, jax.Array, jax.Array], Carry]
+
+
+def _random(
+    descend: Descend,
+    carry: Carry,
+    key: jax.Array,
+    size: jax.Array,
+    steps: jax.Array,
+    batch: int,
+    _capacity: int,
+) -> Carry:
+    """Draw every batch with replacement."""
+
+    def step(h: jax.Array, carry: Carry) -> Carry:
+        rows = jax.random.randint(jax.random.fold_in(key, h), (batch,), 0, size)
+        return descend(carry, rows, h)
+
+    return jax.lax.fori_loop(0, steps, step, carry)
+
+
+def _shuffled(
+    descend: Descend,
+    carry: Carry,
+    key: jax.Array,
+    size: jax.Array,
+    steps: jax.Array,
+    batch: int,
+    capacity: int,
+) -> Carry:
+    """Go through the data in a new order each epoch; the last batch may be smaller."""
+    per_epoch = (size + batch - 1) // batch
+
+    def epoch(e: jax.Array, carry: Carry) -> Carry:
+        # Ranks of random numbers are a uniform order, and the first `size` of them do not
+        # depend on the room behind them. Rows beyond `size` rank last and are not real.
+        ranks = jax.random.bits(jax.random.fold_in(key, e), (capacity,)) >> 1
+        beyond = jnp.uint32(0xFFFFFFFF)
+        order = jnp.argsort(jnp.where(jnp.arange(capacity) < size, ranks, beyond))
+
+        def step(b: jax.Array, carry: Carry) -> Carry:
+            places = b * batch + jnp.arange(batch)
+            rows = jnp.where(places < size, order[jnp.minimum(places, capacity - 1)], size)
+            return descend(carry, rows, e * per_epoch + b)
+
+        return jax.lax.fori_loop(0, jnp.minimum(per_epoch, steps - e * per_epoch), step, carry)
+
+    return jax.lax.fori_loop(0, (steps + per_epoch - 1) // per_epoch, epoch, carry)
+
+
+def _over_all(
+    loss_sum: Callable[..., jax.Array], w: Params, size: jax.Array, key: jax.Array
+) -> tuple[jax.Array, Params]:
+    """Return the mean loss and its gradient over the client's whole data, chunk by chunk."""
+
+    def chunk(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
+        rows = i * CHUNK + jnp.arange(CHUNK)
+        part = jax.value_and_grad(loss_sum)(w, rows, rows < size, jax.random.fold_in(key, i))
+        return jax.tree.map(jnp.add, total, part)
+
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))
+    total = jax.lax.fori_loop(0, (size + CHUNK - 1) // CHUNK, chunk, zero)
+    return jax.tree.map(lambda t: t / size, total)

@@ -1,0 +1,135 @@
+"""What a run shows while it goes on: a live bar on a terminal, plain lines elsewhere."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from fedmom.config import Experiment
+from fedmom.errors import FedMomError
+from fedmom.rounds import Record
+
+
+class Rate(ProgressColumn):
+    """Rounds per second."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate, once there is one."""
+        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "compiling", "cyan")
+
+
+class LiveBar:
+    """One line that moves: round, rate, time left, loss, accuracy."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._progress = Progress(
+            TextColumn(f"[bold]{label}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[train]}"),
+            TextColumn("[green]{task.fields[test]}"),
+            console=console,
+        )
+        self._task = self._progress.add_task(label, total=None, train="", test="")
+
+    def __enter__(self) -> "LiveBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, experiment: Experiment, round_: int) -> None:
+        """Set the bar to where the run stands."""
+        self._progress.update(self._task, total=experiment.config.rounds, completed=round_)
+
+    def round(self, record: Record) -> None:
+        """Move on by one round."""
+        if record.train_loss is not None:
+            self._progress.update(self._task, train=f"local loss {record.train_loss:.3f}")
+        self._progress.advance(self._task)
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        """Show the newest evaluation."""
+        self._progress.update(self._task, test=summary(rows))
+
+
+class PlainLines:
+    """One line per evaluation, for logs and pipes."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._console, self._label, self._rounds = console, label, 0
+
+    def __enter__(self) -> "PlainLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to tidy up."""
+
+    def begin(self, experiment: Experiment, _round: int) -> None:
+        """Remember how long the run is."""
+        self._rounds = experiment.config.rounds
+
+    def round(self, record: Record) -> None:
+        """Say nothing: a line per round is too many."""
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        """Print the evaluation."""
+        place = f"{self._label} {rows[0]['round']}/{self._rounds}"
+        self._console.print(f"{place}  {summary(rows)}", highlight=False)
+
+
+def watch(console: Console, label: str) -> LiveBar | PlainLines:
+    """Return what suits the place where output goes."""
+    return LiveBar(console, label) if console.is_terminal else PlainLines(console, label)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return an evaluation in a few words."""
+    return "  ".join(
+        f"{row['split']} loss {row['loss']:.4f} accuracy {row['accuracy']:.4f}" for row in rows
+    )
+
+
+class TensorBoard:
+    """The same numbers as TensorBoard event files, in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise FedMomError(
+                "TensorBoard files need an extra: pip install 'fedmom[tensorboard]'."
+            ) from None
+        self._new = lambda purge: SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self._writer: Any = None
+
+    def begin(self, _experiment: Experiment, round_: int) -> None:
+        """Open the files; rounds after the checkpoint will be written again."""
+        self._writer = self._new(round_ + 1)
+
+    def round(self, record: Record) -> None:
+        """Write the round's numbers."""
+        for name in ("train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"):
+            value = getattr(record, name)
+            if value is not None:
+                self._writer.add_scalar(f"round/{name}", value, record.round)
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        """Write the evaluation's numbers, to disk."""
+        for row in rows:
+            for name in row.keys() - {"round", "split"}:
+                self._writer.add_scalar(f"{row['split']}/{name}", row[name], row["round"])
+        self._writer.flush()

@@ -1,0 +1,98 @@
+"""Data of the user's own: arrays in memory, or the same arrays in an .npz file."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedmom.data.federated import Features, FederatedData, Split, read_rows
+from fedmom.errors import FedMomError
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    client_ids: ArrayLike,
+    *,
+    is_test: ArrayLike | None = None,
+    users: list[str] | None = None,
+    name: str = "arrays",
+) -> FederatedData:
+    """Build a population from inputs, integer labels and the client of every row.
+
+    ``client_ids`` are numbers 0..K-1 with ``users`` naming them, or any labels. ``is_test``
+    marks test rows; without it everything is for training.
+    """
+    inputs, labels, ids = np.asarray(x), np.asarray(y), np.asarray(client_ids)
+    marks = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test, bool)
+    _check(name, inputs, labels, ids, marks)
+    if users is None:
+        found, ids = np.unique(ids, return_inverse=True)
+        users = [str(u) for u in found]
+    elif not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= len(users):
+        raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
+    order = np.lexsort((marks, ids))  # by client, its training rows first
+    counts = [np.bincount(ids[marks == m], minlength=len(users)) for m in (False, True)]
+    begin = np.cumsum(counts[0] + counts[1]) - counts[0] - counts[1]
+    kept = inputs[order]
+    return FederatedData(
+        name=name,
+        users=users,
+        features=_features(inputs, int(labels.max()) + 1),
+        arrays={
+            "x": kept if kept.dtype == np.uint8 else kept.astype(np.float32),
+            "y": labels[order],
+        },
+        read=read_rows,
+        train=Split(begin, counts[0]),
+        test=Split(begin + counts[0], counts[1]),
+    )
+
+
+def from_npz(path: Path) -> FederatedData:
+    """Read arrays ``x, y, user, users`` and ``is_test`` from an .npz file (no pickled objects)."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [n for n in ("x", "y", "user", "users", "is_test") if n not in file]
+            if missing:
+                raise FedMomError(
+                    f"{path}: the array {missing[0]!r} is missing. It must hold x (inputs),"
+                    " y (labels), user (client of each row), users (names), is_test."
+                )
+            return from_arrays(
+                file["x"],
+                file["y"],
+                file["user"],
+                is_test=file["is_test"],
+                users=[str(u) for u in file["users"]],
+                name=path.stem,
+            )
+    except (OSError, zipfile.BadZipFile, EOFError) as error:
+        raise FedMomError(f"{path} is not a readable .npz file: {error}.") from None
+    except ValueError as error:
+        if isinstance(error, FedMomError):
+            raise
+        raise FedMomError(f"{path} is not a readable .npz file: {error}.") from None
+
+
+def _check(
+    name: str, x: NDArray[Any], y: NDArray[Any], ids: NDArray[Any], marks: NDArray[Any]
+) -> None:
+    if not len(x) == len(y) == len(ids) == len(marks):
+        raise FedMomError(
+            f"{name}: x, y, client ids and is_test have {len(x)}, {len(y)}, {len(ids)} and"
+            f" {len(marks)} rows; they must be equal."
+        )
+    if not len(x):
+        raise FedMomError(f"{name} has no rows.")
+    if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1 or y.min() < 0:
+        raise FedMomError(f"{name}: labels must be a list of whole numbers from 0.")
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        raise FedMomError(f"{name}: x has values that are not finite.")
+
+
+def _features(x: NDArray[Any], classes: int) -> Features:
+    shape = x.shape[1:]
+    return Features("picture" if len(shape) >= 2 else "vector", shape, classes)

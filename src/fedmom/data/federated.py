@@ -1,0 +1,85 @@
+"""Examples that belong to clients: flat arrays, and for every client where its samples lie.
+
+A sample is a *position*. A client's training samples are the positions
+``start .. start + size - 1``, its test samples another such range, and ``read`` turns
+positions into a batch. Pictures have one row per position; text has one character per
+position, and a sample is the window that begins there, so overlapping windows cost nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.errors import FedMomError
+
+Arrays = dict[str, jax.Array] | dict[str, NDArray[np.generic]]
+Batch = tuple[jax.Array, jax.Array]
+Reader = Callable[[Arrays, jax.Array], Batch]
+
+
+class Features(NamedTuple):
+    """What a model must accept: the kind and shape of one input, and the number of labels."""
+
+    kind: Literal["vector", "picture", "text"]
+    shape: tuple[int, ...]
+    classes: int
+
+
+class Split(NamedTuple):
+    """Per client: the first position of its samples, and how many there are."""
+
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A population of clients with their training and test samples."""
+
+    name: str
+    users: Sequence[str]
+    features: Features
+    arrays: dict[str, NDArray[np.generic]]
+    read: Reader
+    train: Split
+    test: Split
+
+    def __post_init__(self) -> None:
+        """Refuse a population that cannot be trained on, before any work is done."""
+        if not len(self.users):
+            raise FedMomError(f"{self.name} has no clients.")
+        empty = np.flatnonzero(self.train.size < 1)
+        if empty.size:
+            raise FedMomError(
+                f"{self.name}: client {self.users[int(empty[0])]!r} has no training samples"
+                f" ({empty.size} such clients). Every client needs at least one; leave them out."
+            )
+
+    @property
+    def clients(self) -> int:
+        """K, the number of clients."""
+        return len(self.users)
+
+    def split(self, name: str) -> Split:
+        """Return the split called ``train`` or ``test``."""
+        return self.train if name == "train" else self.test
+
+
+def read_rows(arrays: Arrays, positions: jax.Array) -> Batch:
+    """Row i of ``x`` and ``y`` is sample i. Bytes are pictures and become floats in [0, 1]."""
+    x = jnp.asarray(arrays["x"])[positions]
+    if x.dtype == jnp.uint8:
+        x = x.astype(jnp.float32) / 255
+    return x, jnp.asarray(arrays["y"])[positions].astype(jnp.int32)
+
+
+def read_windows(arrays: Arrays, positions: jax.Array, length: int) -> Batch:
+    """Sample i is the ``length`` symbols from i on; its label is the symbol after them."""
+    offsets = jnp.arange(length + 1)
+    window = jnp.asarray(arrays["text"])[positions[:, None] + offsets].astype(jnp.int32)
+    return window[:, :-1], window[:, -1]

@@ -1,0 +1,27 @@
+"""Small nets as init/apply pairs. A model is one function and one row in ``MODELS``."""
+
+from collections.abc import Callable
+
+from fedmom import specs
+from fedmom.data.federated import Features
+from fedmom.models.base import Model, Params, cross_entropy
+from fedmom.models.convolutional import leaf_cnn, lenet5
+from fedmom.models.linear import logreg, mlp
+from fedmom.models.recurrent import char_lstm
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "char_lstm": char_lstm,
+    "lenet5": lenet5,
+    "leaf_cnn": leaf_cnn,
+    "logreg": logreg,
+    "mlp": mlp,
+}
+
+
+def build(spec: str, features: Features) -> Model:
+    """Return the model of a name with options, fitted to the data's features."""
+    name, _ = specs.split(spec)
+    return specs.bind(specs.pick(MODELS, name, "model"), spec, features)
+
+
+__all__ = ["MODELS", "Model", "Params", "build", "cross_entropy"]

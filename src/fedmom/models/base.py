@@ -1,0 +1,86 @@
+"""What a model is here: a pair of pure functions, and the loss of one sample."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedmom.data.federated import Features
+from fedmom.errors import FedMomError
+
+Params = Any  # any tree of arrays
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Softmax cross-entropy of every sample."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+class Model(NamedTuple):
+    """``init(key) -> params`` and ``apply(params, x, key) -> logits``.
+
+    ``key`` is for dropout and the like; it is None in evaluation. ``loss`` gives one number
+    per sample. A user's own net is used by filling in these fields (``examples/own_model.py``).
+    """
+
+    init: Callable[[jax.Array], Params]
+    apply: Callable[[Params, jax.Array, jax.Array | None], jax.Array]
+    loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+
+
+def dense(key: jax.Array, fan_in: int, fan_out: int) -> Params:
+    """A linear layer with Glorot-uniform weights and zero bias."""
+    weights = jax.nn.initializers.glorot_uniform()(key, (fan_in, fan_out), jnp.float32)
+    return {"w": weights, "b": jnp.zeros(fan_out)}
+
+
+def conv(key: jax.Array, size: int, channels_in: int, channels_out: int) -> Params:
+    """A square convolution with Glorot-uniform weights and zero bias."""
+    shape = (size, size, channels_in, channels_out)
+    weights = jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32)
+    return {"w": weights, "b": jnp.zeros(channels_out)}
+
+
+def linear(layer: Params, x: jax.Array) -> jax.Array:
+    """Apply a ``dense`` layer."""
+    return x @ layer["w"] + layer["b"]
+
+
+def conv_relu_pool(layer: Params, x: jax.Array, padding: str) -> jax.Array:
+    """Convolve, rectify, and take the maximum of every 2x2 square."""
+    x = jax.lax.conv_general_dilated(
+        x, layer["w"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    x = jax.nn.relu(x + layer["b"])
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Drop units at ``rate`` and scale the rest up; nothing without a key."""
+    if key is None or rate == 0:
+        return x
+    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), 0)
+
+
+def as_channels(x: jax.Array) -> jax.Array:
+    """Give gray pictures (N, H, W) their channel; leave (N, H, W, C) alone."""
+    return x[..., None] if x.ndim == 3 else x
+
+
+def need(model: str, features: Features, kinds: Sequence[str]) -> None:
+    """Refuse data that the model cannot read."""
+    if features.kind not in kinds:
+        shape = "x".join(map(str, features.shape))
+        raise FedMomError(
+            f"{model} reads {' or '.join(kinds)} data, but this data is {features.kind} ({shape})."
+            f" `fedmom list` shows which model reads what."
+        )
+
+
+def flat_size(features: Features) -> int:
+    """The number of values in one input."""
+    return math.prod(features.shape)

@@ -1,0 +1,1 @@
+"""Where clients live: each runtime answers ``replies(params, round, clients)``."""

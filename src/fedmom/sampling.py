@@ -1,0 +1,32 @@
+"""(seed, round) -> the clients of a round, and (seed, round, client) -> their randomness."""
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+# The independent streams of one seed. Numbers, not an enum: they are folded into keys.
+_INIT, _CLIENTS, _COHORT = 0, 1, 2
+
+
+def init_key(seed: int) -> jax.Array:
+    """Return the key that draws the model's first parameters."""
+    return jax.random.fold_in(jax.random.key(seed), _INIT)
+
+
+def round_key(seed: int, round_: int) -> jax.Array:
+    """Return the key of a round; folding a client's number into it gives that client's key."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _CLIENTS), round_)
+
+
+def cohort(seed: int, round_: int, clients: int, size: int) -> NDArray[np.int64]:
+    """Draw ``size`` of ``clients`` uniformly without replacement, sorted.
+
+    Floyd's algorithm: as many draws as there are clients to pick, whatever the population.
+    """
+    rng = np.random.default_rng((seed, round_, _COHORT))
+    chosen: set[int] = set()
+    for top, draw in enumerate(
+        rng.integers(0, np.arange(clients - size, clients), endpoint=True), clients - size
+    ):
+        chosen.add(top if int(draw) in chosen else int(draw))
+    return np.array(sorted(chosen), np.int64)
