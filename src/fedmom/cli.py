@@ -24,7 +24,7 @@ from fedmom.runs import RunFolder
 COMPARE_DEFAULTS: dict[str, Any] = {
     "data": "shakespeare:roles=100,samples=1000",
     "rounds": 100,
-    "lr": 0.5,
+    "lr": 0.3,
     "eval-every": 10,
     "eval-samples": 2000,
 }

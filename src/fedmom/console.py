@@ -1,5 +1,6 @@
 """What a run shows while it goes on: a live bar on a terminal, plain lines elsewhere."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,12 @@ class TensorBoard:
             raise FedMomError(
                 "TensorBoard files need an extra: pip install 'fedmom[tensorboard]'."
             ) from None
-        self._new = lambda purge: SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self._writer_at: Any = partial(SummaryWriter, str(folder / "tensorboard"))
         self._writer: Any = None
 
     def begin(self, _experiment: Experiment, round_: int) -> None:
         """Open the files; rounds after the checkpoint will be written again."""
-        self._writer = self._new(round_ + 1)
+        self._writer = self._writer_at(purge_step=round_ + 1)
 
     def round(self, record: Record) -> None:
         """Write the round's numbers."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.data.federated import FederatedData, Split
+from fedmom.data.federated import FederatedData, Split, place
 from fedmom.errors import FedMomError
 from fedmom.models.base import Model, Params
 
@@ -41,7 +41,7 @@ class Evaluator:
     """
 
     def __init__(self, model: Model, data: FederatedData, budget: int | None = None) -> None:
-        self._arrays = {name: jnp.asarray(a) for name, a in data.arrays.items()}
+        self._arrays = place(data.arrays)
         self._plans = {
             name: _Plan(data.split(name), budget)
             for name in ("train", "test")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedmom.runs import RunFolder
@@ -60,15 +59,15 @@ def table(runs: Sequence[Curves]) -> Table:
     """Return the comparison as a table."""
     goal = target(runs)
     view = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        box=None,
+        padding=(0, 2, 0, 0),
         pad_edge=False,
         title="Last evaluation (p10 to p90: test accuracy over clients)",
         title_justify="left",
     )
-    view.add_column("algorithm")
-    columns = ("round", "train\nloss", "test\nloss", "test\naccuracy", "p10", "p50", "p90")
-    for column in (*columns, f"rounds\nto {goal:.3f}", "MB sent", "seconds"):
+    view.add_column("algorithm", no_wrap=True)
+    columns = ("round", "train\nloss", "test\naccuracy", "p10", "p50", "p90")
+    for column in (*columns, f"rounds\nto {goal:.3f}", "MB\nsent", "time\n(s)"):
         view.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         test = run.evals[-1]
@@ -78,7 +77,7 @@ def table(runs: Sequence[Curves]) -> Table:
             run.label + (" (stopped)" if run.stopped else ""),
             str(test["round"]),
             f"{train['loss']:.3f}",
-            *(f"{test[k]:.3f}" for k in ("loss", "accuracy")),
+            f"{test['accuracy']:.3f}",
             *(f"{test[f'accuracy_{p}']:.3f}" for p in ("p10", "p50", "p90")),
             "never" if reached is None else str(reached),
             f"{run.megabytes:.1f}",

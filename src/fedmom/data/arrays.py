@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.data.federated import Features, FederatedData, Split, read_rows
+from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.errors import FedMomError
 
 
@@ -45,7 +45,6 @@ def from_arrays(
             "x": kept if kept.dtype == np.uint8 else kept.astype(np.float32),
             "y": labels[order],
         },
-        read=read_rows,
         train=Split(begin, counts[0]),
         test=Split(begin + counts[0], counts[1]),
     )

@@ -4,11 +4,13 @@ A sample is a *position*. A client's training samples are the positions
 ``start .. start + size - 1``, its test samples another such range, and ``read`` turns
 positions into a batch. Pictures have one row per position; text has one character per
 position, and a sample is the window that begins there, so overlapping windows cost nothing.
+Where a client's samples do not lie side by side, a table ``at`` of positions leads to them.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedmom.errors import FedMomError
 
-Arrays = dict[str, jax.Array] | dict[str, NDArray[np.generic]]
+Arrays = dict[str, jax.Array] | dict[str, NDArray[Any]]
 Batch = tuple[jax.Array, jax.Array]
 Reader = Callable[[Arrays, jax.Array], Batch]
 
@@ -44,8 +46,7 @@ class FederatedData:
     name: str
     users: Sequence[str]
     features: Features
-    arrays: dict[str, NDArray[np.generic]]
-    read: Reader
+    arrays: dict[str, NDArray[Any]]
     train: Split
     test: Split
 
@@ -60,6 +61,11 @@ class FederatedData:
                 f" ({empty.size} such clients). Every client needs at least one; leave them out."
             )
 
+    @functools.cached_property
+    def read(self) -> Reader:
+        """What turns positions into a batch."""
+        return reader(self.features)
+
     @property
     def clients(self) -> int:
         """K, the number of clients."""
@@ -72,14 +78,42 @@ class FederatedData:
 
 def read_rows(arrays: Arrays, positions: jax.Array) -> Batch:
     """Row i of ``x`` and ``y`` is sample i. Bytes are pictures and become floats in [0, 1]."""
-    x = jnp.asarray(arrays["x"])[positions]
+    rows = _looked_up(arrays, positions)
+    x = jnp.asarray(arrays["x"])[rows]
     if x.dtype == jnp.uint8:
         x = x.astype(jnp.float32) / 255
-    return x, jnp.asarray(arrays["y"])[positions].astype(jnp.int32)
+    return x, jnp.asarray(arrays["y"])[rows].astype(jnp.int32)
 
 
 def read_windows(arrays: Arrays, positions: jax.Array, length: int) -> Batch:
     """Sample i is the ``length`` symbols from i on; its label is the symbol after them."""
-    offsets = jnp.arange(length + 1)
-    window = jnp.asarray(arrays["text"])[positions[:, None] + offsets].astype(jnp.int32)
+    begin = _looked_up(arrays, positions)
+    window = jnp.asarray(arrays["text"])[begin[:, None] + jnp.arange(length + 1)]
+    window = window.astype(jnp.int32)
     return window[:, :-1], window[:, -1]
+
+
+def reader(features: Features) -> Reader:
+    """Return what reads samples of this kind."""
+    if features.kind == "text":
+        return functools.partial(read_windows, length=features.shape[0])
+    return read_rows
+
+
+def place(arrays: Mapping[str, NDArray[Any]]) -> dict[str, jax.Array]:
+    """Hand arrays to JAX: on a CPU without a copy, so a mapped file is read only where used."""
+    if jax.default_backend() != "cpu":
+        return {name: jnp.asarray(a) for name, a in arrays.items()}
+    return {name: _shared(np.asarray(a)) for name, a in arrays.items()}
+
+
+def _shared(array: NDArray[Any]) -> jax.Array:
+    # XLA shares memory that is aligned to 64 bytes, as mapped files and large arrays are.
+    if array.size and array.flags.writeable and array.ctypes.data % 64 == 0:
+        return jax.dlpack.from_dlpack(array)
+    return jnp.asarray(array)
+
+
+def _looked_up(arrays: Arrays, positions: jax.Array) -> jax.Array:
+    """Go through the table ``at``, where a partition has put samples in an order of its own."""
+    return jnp.asarray(arrays["at"])[positions] if "at" in arrays else positions

@@ -4,7 +4,6 @@ A client is a role in a play. Its text is what it says, all its speeches in orde
 stage directions; its samples are LEAF's: every 80 characters, and the character after them.
 """
 
-import functools
 import html
 import importlib.metadata
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmom.data.federated import Features, FederatedData, Split, read_windows
+from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.errors import FedMomError
 
 WINDOW = 80
@@ -63,7 +62,6 @@ def from_texts(name: str, texts: dict[str, str]) -> FederatedData:
         users=tuple(texts),
         features=Features("text", (WINDOW,), len(SYMBOLS)),
         arrays={"text": encode("".join(texts.values()))},
-        read=functools.partial(read_windows, length=WINDOW),
         train=Split(begin, train),
         test=Split(begin + lengths - WINDOW - test, test),
     )

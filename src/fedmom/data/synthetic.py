@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmom.data.federated import Features, FederatedData, Split, read_rows
+from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.errors import FedMomError
 
 DIMENSION, CLASSES = 60, 10
@@ -40,7 +40,6 @@ def synthetic(
         users=[f"client{k}" for k in range(clients)],
         features=Features("vector", (DIMENSION,), CLASSES),
         arrays={"x": x, "y": y},
-        read=read_rows,
         train=Split(begin, train),
         test=Split(begin + train, sizes - train),
     )

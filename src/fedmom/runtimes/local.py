@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom import schedules
 from fedmom.clients import LocalWork, capacity, compile_client
-from fedmom.data.federated import FederatedData
+from fedmom.data.federated import FederatedData, place
 from fedmom.models.base import Model, Params
 from fedmom.rounds import Reply
 from fedmom.sampling import round_key
@@ -31,7 +30,7 @@ class LocalRuntime:
         workers: int | None = None,
     ) -> None:
         self._data, self._work, self._seed = data, work, seed
-        self._arrays = {name: jnp.asarray(a) for name, a in data.arrays.items()}
+        self._arrays = place(data.arrays)
         self._program = compile_client(model, data.read, work)
         # XLA gains nothing from several threads inside one small client; several clients do.
         # An accelerator runs one program at a time.

@@ -1,0 +1,277 @@
+"""The packed store: a dataset as flat files in one directory, mapped into memory.
+
+Opening it reads a short manifest and maps the rest, whatever its size. It is written by
+streaming one client after another, and appears under its name only when it is whole.
+
+    manifest.json     what it is, where it comes from, every file's type, length and checksum
+    x.bin, y.bin      rows of samples            (or text.bin: symbols; at.bin: a table of positions)
+    train_start.bin, train_size.bin, test_start.bin, test_size.bin      per client
+    users.bin, users_end.bin                     names in UTF-8, and where each one ends
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.errors import FedMomError
+
+FORMAT = 1
+TABLES = ("train_start", "train_size", "test_start", "test_size", "users_end")
+
+
+class Packer:
+    """Writes a new store. Use it in a ``with``: an error or a kill leaves nothing behind.
+
+    ``columns`` gives the type and the shape of one row of each array, such as
+    ``{"x": ("uint8", (28, 28)), "y": ("uint8", ())}`` for pictures, or
+    ``{"text": ("uint8", ())}`` for text, with ``"at": ("int32", ())`` after it where a
+    client's windows do not lie side by side.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        features: Features,
+        columns: Mapping[str, tuple[str, tuple[int, ...]]],
+        source: Mapping[str, Any],
+    ) -> None:
+        self._folder, self._name, self._features = folder, name, features
+        self._source = dict(source)
+        self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
+        self._rows = dict.fromkeys(columns, 0)
+        self._tables: dict[str, list[int]] = {n: [] for n in TABLES}
+
+    def __enter__(self) -> "Packer":
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(self._folder)
+        self._working = self._folder.parent / f".{self._folder.name}.packing-{os.getpid()}"
+        self._working.mkdir()
+        self._files = {n: _Hashed(self._working / f"{n}.bin") for n in (*self._columns, "users")}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            for file in self._files.values():
+                file.close()
+            shutil.rmtree(self._working, ignore_errors=True)
+
+    def add(
+        self,
+        user: str,
+        arrays: Mapping[str, NDArray[Any]],
+        *,
+        train: tuple[int, int],
+        test: tuple[int, int],
+    ) -> None:
+        """Add a client: its rows, and (first, count) of its train and test samples in them.
+
+        Samples count positions in the last column: rows of x and y, symbols of text, or
+        entries of ``at``, whose values count from the client's own first symbol.
+        """
+        if train[1] < 1:
+            raise FedMomError(f"{self._name}: client {user!r} has no training samples.")
+        base = list(self._rows.values())[-1]
+        for name, (dtype, shape) in self._columns.items():
+            values = np.ascontiguousarray(arrays[name], dtype)
+            if values.shape[1:] != shape:
+                raise FedMomError(
+                    f"{self._name}: client {user!r} has {name} of shape {values.shape[1:]},"
+                    f" not {shape}."
+                )
+            if name == "at":
+                values = values + dtype.type(self._rows["text"] - len(arrays["text"]))
+            self._files[name].write(values.tobytes())
+            self._rows[name] += len(values)
+        self._files["users"].write(user.encode())
+        entries = (base + train[0], train[1], base + test[0], test[1], self._files["users"].size)
+        for table, entry in zip(TABLES, entries, strict=True):
+            self._tables[table].append(entry)
+
+    def _finish(self) -> None:
+        """Write tables and manifest, then give the directory its name."""
+        if not self._tables["users_end"]:
+            raise FedMomError(f"{self._name} has no clients.")
+        for table, entries in self._tables.items():
+            file = self._files[table] = _Hashed(self._working / f"{table}.bin")
+            file.write(np.array(entries, np.int64).tobytes())
+        columns = {
+            **{n: [d.str, [self._rows[n], *s]] for n, (d, s) in self._columns.items()},
+            **{n: ["<i8", [len(e)]] for n, e in self._tables.items()},
+            "users": ["|u1", [self._files["users"].size]],
+        }
+        manifest = {
+            "format": FORMAT,
+            "name": self._name,
+            "kind": self._features.kind,
+            "shape": list(self._features.shape),
+            "classes": self._features.classes,
+            "source": self._source,
+            "arrays": {
+                n: {"dtype": d, "shape": s, "sha256": self._files[n].close()}
+                for n, (d, s) in columns.items()
+            },
+        }
+        (self._working / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        _publish(self._working, self._folder)
+
+
+def open_store(folder: Path) -> FederatedData:
+    """Map a store into memory."""
+    manifest = read_manifest(folder)
+    arrays = {n: _mapped(folder, n, entry) for n, entry in manifest["arrays"].items()}
+    tables = {n: arrays.pop(n) for n in TABLES}
+    return FederatedData(
+        name=manifest["name"],
+        users=Names(arrays.pop("users"), tables["users_end"]),
+        features=Features(manifest["kind"], tuple(manifest["shape"]), manifest["classes"]),
+        arrays=arrays,
+        train=Split(tables["train_start"], tables["train_size"]),
+        test=Split(tables["test_start"], tables["test_size"]),
+    )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return a store's manifest; refuse what is no store, or one of another format."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        if manifest["format"] != FORMAT:
+            raise FedMomError(
+                f"{folder} is a store of format {manifest['format']}; this version reads"
+                f" {FORMAT}. Prepare it again."
+            )
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise FedMomError(f"{folder} is not a packed store ({error}).") from None
+    return dict(manifest)
+
+
+def check_store(folder: Path) -> list[str]:
+    """Return what is wrong with a store's files: nothing, or a sentence for each."""
+    faults = []
+    for name, entry in read_manifest(folder)["arrays"].items():
+        try:
+            with (folder / f"{name}.bin").open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != entry["sha256"]:
+                faults.append(f"{name}.bin has changed since it was packed. Prepare it again.")
+        except OSError as error:
+            faults.append(f"{name}.bin cannot be read: {error.strerror}.")
+    return faults
+
+
+def is_store(path: Path) -> bool:
+    """Tell whether a path is a packed store."""
+    return (path / "manifest.json").is_file()
+
+
+def cache_folder() -> Path:
+    """Where prepared datasets are kept: $FEDMOM_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("FEDMOM_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fedmom"
+
+
+def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedData:
+    """Open the cached store of a source, packing it first where there is none.
+
+    ``identity`` is what the store depends on (files with sizes and times, options), in JSON.
+    """
+    digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / f"{name}-{digest[:16]}"
+    if not is_store(folder):
+        pack(folder)
+    return open_store(folder)
+
+
+def file_identity(paths: Sequence[Path]) -> list[Any]:
+    """Return what tells files from others of the same name: path, size and time of change."""
+    stats = [(p.resolve(), p.stat()) for p in paths]
+    return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]
+
+
+class Names(Sequence[str]):
+    """The clients' names, decoded one at a time."""
+
+    def __init__(self, characters: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self._characters, self._ends = characters, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        first = int(self._ends[index - 1]) if index else 0
+        return self._characters[first : int(self._ends[index])].tobytes().decode()
+
+
+class _Hashed:
+    """A file that knows its size and checksum as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._hash.update(content)
+        self.size += len(content)
+
+    def close(self) -> str:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return self._hash.hexdigest()
+
+
+def _mapped(folder: Path, name: str, entry: Mapping[str, Any]) -> NDArray[Any]:
+    path, dtype, shape = folder / f"{name}.bin", np.dtype(entry["dtype"]), tuple(entry["shape"])
+    expected = int(np.prod(shape)) * dtype.itemsize
+    try:
+        if path.stat().st_size != expected:
+            raise FedMomError(
+                f"{path} has {path.stat().st_size} bytes, not {expected}. Prepare it again."
+            )
+        if not expected:
+            return np.empty(shape, dtype)
+        # Copy on write: JAX shares only memory that may be written, and nothing writes.
+        return np.asarray(np.memmap(path, dtype, mode="c", shape=shape))
+    except OSError as error:
+        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _publish(working: Path, folder: Path) -> None:
+    """Rename into place; a store that is there already is replaced."""
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        folder.rename(old)
+    working.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what packings of this store left behind when they were killed."""
+    for left in folder.parent.glob(f".{folder.name}.packing-*"):
+        process = int(left.name.rpartition("-")[2])
+        if process == os.getpid() or not Path(f"/proc/{process}").exists():
+            shutil.rmtree(left, ignore_errors=True)
