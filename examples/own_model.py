@@ -64,9 +64,9 @@ def main():
         model = make(data.features)
         runtime = fedmom.LocalRuntime(data, model, work)
         evaluate = fedmom.Evaluator(model, data)
-        state = fedmom.start(model, server, seed=0)
+        start = fedmom.start(model, server, seed=0)
         for state, record in fedmom.train(
-            state, runtime, server, samples=data.train.size, rounds=60, clients_per_round=5
+            start, runtime, server, samples=data.train.size, rounds=60, clients_per_round=5
         ):
             if record.round % 20 == 0:
                 metrics = evaluate(state.params, "test")

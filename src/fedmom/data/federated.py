@@ -49,6 +49,7 @@ class FederatedData:
     arrays: dict[str, NDArray[Any]]
     train: Split
     test: Split
+    test_users: Sequence[str] | None = None  # where the test clients are others (LEAF's -t user)
 
     def __post_init__(self) -> None:
         """Refuse a population that cannot be trained on, before any work is done."""
