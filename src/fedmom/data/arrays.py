@@ -53,7 +53,7 @@ def from_arrays(
 def from_npz(path: Path) -> FederatedData:
     """Read arrays ``x, y, user, users`` and ``is_test`` from an .npz file (no pickled objects)."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             missing = [n for n in ("x", "y", "user", "users", "is_test") if n not in file]
             if missing:
                 raise FedMomError(

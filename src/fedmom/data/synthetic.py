@@ -17,6 +17,9 @@ def synthetic(
     FedProx authors' generator); model W_k, b_k ~ N(u_k, 1); mean v_k ~ N(B_k, 1); inputs
     x ~ N(v_k, diag(j^-1.2)); labels y = argmax(W_k x + b_k). Sizes are lognormal(4, 2) + 50,
     nine tenths for training.
+
+    Know that u_k moves all logits of a sample alike, so that α changes no label: clients
+    differ by their own draw of W_k, whatever α is. So it was published, and so it is here.
     """
     if min(alpha, beta) < 0 or clients < 1 or seed < 0:
         raise FedMomError("synthetic: alpha, beta and seed are 0 or more, clients 1 or more.")

@@ -1,0 +1,187 @@
+"""Server optimizers against references written by hand, optax's and torch's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmom
+from fedmom.algorithms import ALGORITHMS
+
+SERVERS = {name: row.optimizer for name, row in ALGORITHMS.items()}
+
+
+def path(optimizer, w, gradients):
+    """The points an optimizer visits under given gradients."""
+    state, points = optimizer.init(w), []
+    for g in gradients:
+        updates, state = optimizer.update(g, state, w)
+        w = optax.apply_updates(w, updates)
+        points.append(np.asarray(w))
+    return np.array(points)
+
+
+def paper(w, gradients, eta, beta):
+    """Algorithm 3 as printed: v' = w - η g, w' = v' + β (v' - v), v_0 = w_0."""
+    v, points = w, []
+    for t, g in enumerate(gradients):
+        v_next = w - eta(t) * g
+        w, v = v_next + beta * (v_next - v), v_next
+        points.append(w)
+    return np.array(points)
+
+
+def some_gradients(rounds=12, size=5, seed=0):
+    return np.random.default_rng(seed).normal(size=(rounds, size)).astype(np.float32)
+
+
+W0 = np.linspace(-1, 1, 5, dtype=np.float32)
+
+
+@given(
+    eta=st.floats(0.01, 50),
+    beta=st.floats(0, 0.99),
+    seed=st.integers(0, 100),
+)
+def test_fedmom_is_the_papers_recursion(eta, beta, seed):
+    gradients = some_gradients(seed=seed)
+    ours = path(fedmom.fedmom(eta, beta), jnp.asarray(W0), gradients)
+    expected = paper(W0.astype(np.float64), gradients.astype(np.float64), lambda _: eta, beta)
+    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-4 * eta)
+
+
+def decaying(t):
+    return 2.0 / (1 + t)
+
+
+def test_fedmom_is_the_papers_recursion_under_a_schedule():
+    gradients = some_gradients()
+    ours = path(fedmom.fedmom(decaying, 0.9), jnp.asarray(W0), gradients)
+    np.testing.assert_allclose(ours, paper(W0, gradients, decaying, 0.9), rtol=1e-4, atol=1e-5)
+
+
+def test_fedmom_is_optax_nesterov_for_constant_eta_only():
+    gradients = some_gradients()
+    w = jnp.asarray(W0)
+    same = path(fedmom.fedmom(0.3, 0.9), w, gradients)
+    np.testing.assert_allclose(
+        same, path(optax.sgd(0.3, 0.9, nesterov=True), w, gradients), rtol=1e-5, atol=1e-5
+    )
+    ours = path(fedmom.fedmom(decaying, 0.9), w, gradients)
+    theirs = path(optax.sgd(decaying, 0.9, nesterov=True), w, gradients)
+    assert np.abs(ours - theirs).max() > 0.1
+
+
+def test_fedmom_is_torch_nesterov_for_constant_eta_only():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def torch_path(gradients, eta):
+        w = torch.tensor(W0, requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=eta(0), momentum=0.9, nesterov=True)
+        points = []
+        for t, g in enumerate(gradients):
+            optimizer.param_groups[0]["lr"] = eta(t)
+            w.grad = torch.tensor(g)
+            optimizer.step()
+            points.append(w.detach().numpy().copy())
+        return np.array(points)
+
+    gradients = some_gradients()
+    ours = path(fedmom.fedmom(0.3, 0.9), jnp.asarray(W0), gradients)
+    np.testing.assert_allclose(ours, torch_path(gradients, lambda _: 0.3), rtol=1e-5, atol=1e-5)
+    ours = path(fedmom.fedmom(decaying, 0.9), jnp.asarray(W0), gradients)
+    assert np.abs(ours - torch_path(gradients, decaying)).max() > 0.1
+
+
+@pytest.mark.parametrize("eta", [0.7, 3.0, decaying])
+def test_fedmom_without_momentum_is_fedavg_to_the_bit(eta):
+    gradients = some_gradients()
+    ours = path(fedmom.fedmom(eta, 0.0), jnp.asarray(W0), gradients)
+    np.testing.assert_array_equal(ours, path(fedmom.fedavg(eta), jnp.asarray(W0), gradients))
+
+
+def test_fedavgm_is_heavy_ball():
+    gradients = some_gradients()
+    w, m, expected = W0, 0, []
+    for g in gradients:
+        m = 0.8 * m + g
+        w = w - 0.3 * m
+        expected.append(w)
+    ours = path(fedmom.fedavgm(0.3, 0.8), jnp.asarray(W0), gradients)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "square"),
+    [
+        ("fedadagrad", lambda s, g: s + g**2),
+        ("fedadam", lambda s, g: 0.99 * s + 0.01 * g**2),
+        ("fedyogi", lambda s, g: s - 0.01 * g**2 * np.sign(s - g**2)),
+    ],
+)
+def test_adaptive_servers_are_reddis_algorithm_2(name, square):
+    eta, beta, tau = 0.1, 0.6, 1e-3
+    gradients = some_gradients()
+    w, m, s, expected = W0, np.zeros(5), np.full(5, tau**2), []
+    for g in gradients:
+        m = beta * m + (1 - beta) * g
+        s = square(s, g)
+        w = w - eta * m / (np.sqrt(s) + tau)
+        expected.append(w)
+    ours = path(SERVERS[name](eta, beta), jnp.asarray(W0), gradients)
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("name", ["fedmom", "fedavgm", "fedadam"])
+def test_momentum_outside_its_range_is_refused(name, beta):
+    with pytest.raises(fedmom.FedMomError, match=r"not in \[0, 1\)"):
+        SERVERS[name](1.0, beta)
+
+
+TREE = {"a": [np.ones((2, 3), np.float32)], "b": np.full(4, 2, np.float32)}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+class TestContract:
+    """What the round loop relies on, for every server optimizer."""
+
+    def test_updates_have_the_shape_and_type_of_the_parameters(self, name):
+        server = SERVERS[name](0.1)
+        updates, state = server.update(TREE, server.init(TREE), TREE)
+        again, _ = server.update(TREE, state, TREE)
+        for tree in (updates, again):
+            assert jax.tree.map(lambda p: (p.shape, p.dtype), tree) == jax.tree.map(
+                lambda p: (p.shape, p.dtype), TREE
+            )
+
+    def test_state_keeps_its_structure(self, name):
+        server = SERVERS[name](0.1)
+        state = server.init(TREE)
+        _, after = server.update(TREE, state, TREE)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+
+    def test_no_gradient_at_the_start_means_no_step(self, name):
+        server = SERVERS[name](0.1)
+        zero = jax.tree.map(np.zeros_like, TREE)
+        updates, _ = server.update(zero, server.init(TREE), TREE)
+        assert all((np.asarray(u) == 0).all() for u in jax.tree.leaves(updates))
+
+    def test_compiled_it_gives_the_same(self, name):
+        server = SERVERS[name](lambda t: 0.1 / (1 + t))
+        gradients = some_gradients(4)
+        plain = path(server, jnp.asarray(W0), gradients)
+        compiled = optax.GradientTransformation(server.init, jax.jit(server.update))
+        np.testing.assert_allclose(path(compiled, jnp.asarray(W0), gradients), plain, rtol=1e-5)
+
+    def test_it_descends_on_a_quadratic(self, name):
+        server = SERVERS[name](0.02)
+        w = jnp.asarray(W0)
+        state = server.init(w)
+        for _ in range(200):
+            updates, state = server.update(w, state, w)  # the gradient of |w|²/2 is w
+            w = optax.apply_updates(w, updates)
+        assert float(jnp.sum(w**2)) < 0.5 * float(np.sum(W0**2))
