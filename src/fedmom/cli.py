@@ -1,5 +1,6 @@
 """The command line: run, compare, resume, list."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -15,6 +16,7 @@ from fedmom import config as settings
 from fedmom import console as display
 from fedmom import data, models, report, runs, schedules, specs
 from fedmom.algorithms import ALGORITHMS
+from fedmom.cli_data import data_commands
 from fedmom.config import RunConfig
 from fedmom.errors import FedMomError
 from fedmom.runs import RunFolder
@@ -62,6 +64,7 @@ def cli() -> None:
     Start here:
       fedmom compare                       FedSGD, FedAvg and FedMom on Shakespeare's roles
       fedmom list                          algorithms, models, data, schedules
+      fedmom data --help                   look at datasets, and prepare them
       fedmom run --data synthetic          one run, with FedMom
       fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
     """
@@ -146,10 +149,12 @@ def list_() -> None:
         ("data", data.DATASETS),
         ("schedule", schedules.SCHEDULES),
     ):
-        for name, function in rows.items():
-            about = (function.__doc__ or "").strip().splitlines()[0]
-            view.add_row(kind, specs.describe(name, function), about)
+        for spec, about in specs.described(rows):
+            view.add_row(kind, spec, about)
     OUT.print(view)
+
+
+cli.add_command(data_commands)
 
 
 def gather(file: Path | None, options: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -190,12 +195,14 @@ def execute(folder: RunFolder, experiment: settings.Experiment, label: str) -> N
     """Run in a folder, with progress."""
     for note in experiment.notes:
         ERR.print(f"note: {note}", style="yellow", highlight=False)
-    watchers: list[runs.Watcher] = []
+    watchers: list[Any] = [display.watch(OUT, label)]
     if experiment.config.tensorboard:
         watchers.append(display.TensorBoard(folder.path))
     try:
-        with display.watch(OUT, label) as progress:
-            runs.execute(folder, experiment, [progress, *watchers])
+        with contextlib.ExitStack() as stack:
+            for watcher in watchers:
+                stack.enter_context(watcher)
+            runs.execute(folder, experiment, watchers)
     except KeyboardInterrupt:
         ERR.print(f"Stopped; nothing is lost. Go on with: fedmom resume {folder.path}")
         raise

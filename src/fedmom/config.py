@@ -288,5 +288,5 @@ def _sentence(error: ValidationError) -> str:
         return f"There is no setting {key!r}.{hint} Settings: {', '.join(known)}."
     text = first["msg"].removeprefix("Value error, ").removesuffix(".")
     if not key:
-        return text[0].upper() + text[1:] + "."
+        return f"{text}."
     return f"{key} = {first['input']!r}: {text[0].lower() + text[1:]}."

@@ -117,6 +117,13 @@ class TensorBoard:
         self._writer_at: Any = partial(SummaryWriter, str(folder / "tensorboard"))
         self._writer: Any = None
 
+    def __enter__(self) -> "TensorBoard":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
     def begin(self, _experiment: Experiment, round_: int) -> None:
         """Open the files; rounds after the checkpoint will be written again."""
         self._writer = self._writer_at(purge_step=round_ + 1)

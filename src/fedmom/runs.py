@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -146,7 +146,7 @@ class RunFolder:
             yield
 
 
-def execute(folder: RunFolder, experiment: Experiment, watchers: list[Watcher]) -> State:
+def execute(folder: RunFolder, experiment: Experiment, watchers: Sequence[Watcher]) -> State:
     """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept."""
     config = experiment.config
     evaluate = _evaluation(folder, experiment, watchers)
@@ -173,7 +173,7 @@ def execute(folder: RunFolder, experiment: Experiment, watchers: list[Watcher]) 
 def _begin(
     folder: RunFolder,
     experiment: Experiment,
-    watchers: list[Watcher],
+    watchers: Sequence[Watcher],
     evaluate: Callable[[State], None],
 ) -> State:
     """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved."""
@@ -189,7 +189,7 @@ def _begin(
 
 
 def _evaluation(
-    folder: RunFolder, experiment: Experiment, watchers: list[Watcher]
+    folder: RunFolder, experiment: Experiment, watchers: Sequence[Watcher]
 ) -> Callable[[State], None]:
     """Return what evaluates a state, logs it and shows it."""
     samples = experiment.config.eval_samples

@@ -6,7 +6,7 @@ config file or on the command line says everything.
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -67,10 +67,12 @@ def bind(function: Callable[..., T], spec: str, *args: Any) -> T:
     return function(*args, **options)
 
 
-def describe(name: str, function: Callable[..., Any]) -> str:
-    """Return the spec with its defaults, as ``fedmom list`` shows it."""
-    options = [
-        f"{k}={'...' if p.default is p.empty else p.default}"
-        for k, p in options_of(function).items()
-    ]
-    return f"{name}:{','.join(options)}" if options else name
+def described(table: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str, str]]:
+    """Yield (spec with its defaults, what it is) for every row of a table, to be listed."""
+    for name, function in table.items():
+        options = [
+            f"{k}={'...' if p.default is p.empty else p.default}"
+            for k, p in options_of(function).items()
+        ]
+        about = (function.__doc__ or "").strip().splitlines()[0]
+        yield f"{name}:{','.join(options)}" if options else name, about

@@ -6,31 +6,62 @@ from pathlib import Path
 from fedmom import specs
 from fedmom.data.arrays import from_arrays, from_npz
 from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.glyphs import glyphs
+from fedmom.data.gutenberg import is_gutenberg, load_gutenberg
+from fedmom.data.idx import is_idx, load_idx
+from fedmom.data.leaf import is_leaf, load_leaf
 from fedmom.data.shakespeare import shakespeare
+from fedmom.data.store import cache_folder, is_store, open_store
 from fedmom.data.synthetic import synthetic
 from fedmom.errors import FedMomError
 
 DATASETS: dict[str, Callable[..., FederatedData]] = {
     "shakespeare": shakespeare,
+    "glyphs": glyphs,
     "synthetic": synthetic,
+}
+
+# What a path may be: how to tell, and how to read it. The first that fits is taken.
+FORMATS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], FederatedData]]] = {
+    "a packed store (fedmom data prepare)": (is_store, open_store),
+    "a LEAF folder with train/ and test/": (is_leaf, load_leaf),
+    "an .npz file of x, y, user, users, is_test": (lambda p: p.suffix == ".npz", from_npz),
+    "MNIST's idx files, or their folder": (is_idx, load_idx),
+    "a Gutenberg text of Shakespeare's works": (is_gutenberg, load_gutenberg),
 }
 
 
 def load(spec: str) -> FederatedData:
-    """Return the dataset of a name with options, or of the file at a path."""
+    """Return the dataset of a name with options, of a prepared store, or at a path."""
     path = Path(spec).expanduser()
     name = spec.partition(":")[0]
-    if name not in DATASETS and (path.exists() or len(path.parts) > 1 or path.suffix):
+    if name in DATASETS:
+        return specs.bind(DATASETS[name], spec)
+    if is_store(cache_folder() / spec):  # what `fedmom data prepare NAME` has left there
+        return open_store(cache_folder() / spec)
+    if path.exists():
         return _from_path(path)
+    if len(path.parts) > 1 or path.suffix:
+        raise FedMomError(f"There is no {path}. Give --data an existing path or a dataset's name.")
+    if name == "femnist":
+        raise FedMomError("femnist is not prepared yet. Fetch it: fedmom data prepare femnist.")
     return specs.bind(specs.pick(DATASETS, name, "dataset"), spec)
 
 
 def _from_path(path: Path) -> FederatedData:
-    if not path.exists():
-        raise FedMomError(f"There is no file {path}. Give --data an existing .npz file or a name.")
-    if path.suffix != ".npz":
-        raise FedMomError(f"{path} is not an .npz file, the one kind of data file read here.")
-    return from_npz(path)
+    for fits, read in FORMATS.values():
+        if fits(path):
+            return read(path)
+    raise FedMomError(f"{path} is no dataset that is read here. It may be {', '.join(FORMATS)}.")
 
 
-__all__ = ["DATASETS", "Features", "FederatedData", "Split", "from_arrays", "from_npz", "load"]
+__all__ = [
+    "DATASETS",
+    "FORMATS",
+    "Features",
+    "FederatedData",
+    "Split",
+    "from_arrays",
+    "from_npz",
+    "load",
+]

@@ -50,6 +50,7 @@ class Packer:
         self._source = dict(source)
         self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
         self._rows = dict.fromkeys(columns, 0)
+        self._trained = 0
         self._tables = {n: array("q") for n in TABLES}  # 8 bytes a client, for millions of them
 
     def __enter__(self) -> "Packer":
@@ -84,17 +85,35 @@ class Packer:
         """
         if train[1] < 1:
             raise FedMomError(f"{self._name}: client {user!r} has no training samples.")
+        if self._trained < len(self._tables["users_end"]):
+            raise FedMomError(f"{self._name}: clients for testing only come last.")
+        self._trained += 1
+        self._add(user, arrays, train, test)
+
+    def add_test_only(
+        self, user: str, arrays: Mapping[str, NDArray[Any]], test: tuple[int, int]
+    ) -> None:
+        """Add a client that is never trained on (LEAF's -t user), after all that are."""
+        self._add(user, arrays, (0, 0), test)
+
+    def _add(
+        self,
+        user: str,
+        arrays: Mapping[str, NDArray[Any]],
+        train: tuple[int, int],
+        test: tuple[int, int],
+    ) -> None:
         base = list(self._rows.values())[-1]
         for name, (dtype, shape) in self._columns.items():
-            values = np.ascontiguousarray(arrays[name], dtype)
+            values = np.asarray(arrays[name])
             if values.shape[1:] != shape:
                 raise FedMomError(
                     f"{self._name}: client {user!r} has {name} of shape {values.shape[1:]},"
                     f" not {shape}."
                 )
             if name == "at":
-                values = values + dtype.type(self._rows["text"] - len(arrays["text"]))
-            self._files[name].write(values.tobytes())
+                values = values.astype(np.int64) + (self._rows["text"] - len(arrays["text"]))
+            self._files[name].write(_exactly(values, dtype, f"{self._name}: {user!r}").tobytes())
             self._rows[name] += len(values)
         self._files["users"].write(user.encode())
         entries = (base + train[0], train[1], base + test[0], test[1], self._files["users"].size)
@@ -103,7 +122,7 @@ class Packer:
 
     def _finish(self) -> None:
         """Write tables and manifest, then give the directory its name."""
-        if not self._tables["users_end"]:
+        if not self._trained:
             raise FedMomError(f"{self._name} has no clients.")
         for table, entries in self._tables.items():
             file = self._files[table] = _Hashed(self._working / f"{table}.bin")
@@ -119,6 +138,7 @@ class Packer:
             "kind": self._features.kind,
             "shape": list(self._features.shape),
             "classes": self._features.classes,
+            "training_clients": self._trained,
             "source": self._source,
             "arrays": {
                 n: {"dtype": d, "shape": s, "sha256": self._files[n].close()}
@@ -133,14 +153,20 @@ def open_store(folder: Path) -> FederatedData:
     """Map a store into memory."""
     manifest = read_manifest(folder)
     arrays = {n: _mapped(folder, n, entry) for n, entry in manifest["arrays"].items()}
-    tables = {n: arrays.pop(n) for n in TABLES}
+    ends, characters = arrays.pop("users_end"), arrays.pop("users")
+    trained = manifest["training_clients"]
+    others = trained < len(ends)  # clients that are only tested come after the trained ones
+    tested = slice(trained, None) if others else slice(None)
+    train = Split(arrays.pop("train_start")[:trained], arrays.pop("train_size")[:trained])
+    test = Split(arrays.pop("test_start")[tested], arrays.pop("test_size")[tested])
     return FederatedData(
         name=manifest["name"],
-        users=Names(arrays.pop("users"), tables["users_end"]),
+        users=Names(characters, ends[:trained]),
         features=Features(manifest["kind"], tuple(manifest["shape"]), manifest["classes"]),
         arrays=arrays,
-        train=Split(tables["train_start"], tables["train_size"]),
-        test=Split(tables["test_start"], tables["test_size"]),
+        train=train,
+        test=test,
+        test_users=Names(characters, ends[trained:], int(ends[trained - 1])) if others else None,
     )
 
 
@@ -206,8 +232,10 @@ def file_identity(paths: Sequence[Path]) -> list[Any]:
 class Names(Sequence[str]):
     """The clients' names, decoded one at a time."""
 
-    def __init__(self, characters: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self._characters, self._ends = characters, ends
+    def __init__(
+        self, characters: NDArray[np.uint8], ends: NDArray[np.int64], first: int = 0
+    ) -> None:
+        self._characters, self._ends, self._first = characters, ends, first
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -220,7 +248,7 @@ class Names(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        first = int(self._ends[index - 1]) if index else 0
+        first = int(self._ends[index - 1]) if index else self._first
         return self._characters[first : int(self._ends[index])].tobytes().decode()
 
 
@@ -243,6 +271,14 @@ class _Hashed:
             os.fsync(self._file.fileno())
             self._file.close()
         return self._hash.hexdigest()
+
+
+def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
+    """Change the type of whole numbers; one that does not fit is refused, not wrapped."""
+    changed = values.astype(dtype)
+    if changed.dtype != values.dtype and dtype.kind in "iu" and (changed != values).any():
+        raise FedMomError(f"{whose} has values that do not fit {dtype}.")
+    return changed
 
 
 def _mapped(folder: Path, name: str, entry: Mapping[str, Any]) -> NDArray[Any]:
