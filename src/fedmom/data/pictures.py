@@ -4,6 +4,7 @@ import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -81,13 +82,13 @@ def _samples(data: FederatedData) -> "Figure":
 
 
 def _picture_page(data: FederatedData) -> "Figure":
-    """One client a row, its first samples in it."""
+    """One client a row, some of its samples in it."""
     shown = _spread(data, CLIENTS_SHOWN)
     figure = _figure(SAMPLES_SHOWN * 0.75, len(shown) * 0.95 + 0.6)
     axes = figure.subplots(len(shown), SAMPLES_SHOWN, squeeze=False)
     names = _label_names(data)
     for line, k in zip(axes, shown, strict=True):
-        x, y = _first(data, k, SAMPLES_SHOWN)
+        x, y = _some(data, k, SAMPLES_SHOWN)
         for axis in line:
             axis.axis("off")
         for axis, picture, label in zip(line, x, y, strict=False):
@@ -101,13 +102,13 @@ def _picture_page(data: FederatedData) -> "Figure":
 def _text_page(data: FederatedData) -> "Figure":
     """A few windows of each client, with the character to predict."""
     shown = _spread(data, CLIENTS_SHOWN)
-    figure = _figure(11, len(shown) * 0.85 + 0.6)
+    figure = _figure(7.2, len(shown) * 0.85 + 0.6)
     axis = figure.subplots()
     axis.axis("off")
     for place, k in enumerate(shown):
         y = 1 - place / len(shown)
         axis.text(0, y, data.users[k], fontsize=9, color=BLUE, va="top", weight="bold")
-        x, labels = _first(data, k, 2)
+        x, labels = _some(data, k, 2)
         for line, (window, label) in enumerate(zip(x, labels, strict=True), 1):
             words = "".join(SYMBOLS[int(s)] for s in window)
             text = f"{words} > {SYMBOLS[int(label)]!r}".replace("$", r"\$")
@@ -116,9 +117,11 @@ def _text_page(data: FederatedData) -> "Figure":
     return figure
 
 
-def _first(data: FederatedData, client: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _some(data: FederatedData, client: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read training samples spread evenly over a client's."""
     start, size = int(data.train.start[client]), int(data.train.size[client])
-    x, y = data.read(data.arrays, np.arange(start, start + min(size, count)))  # type: ignore[arg-type]
+    places = start + np.arange(min(size, count)) * size // min(size, count)
+    x, y = data.read(data.arrays, jnp.asarray(places))
     return np.asarray(x), np.asarray(y)
 
 
@@ -130,7 +133,7 @@ def _spread(data: FederatedData, count: int) -> list[int]:
 def _label_names(data: FederatedData) -> list[str]:
     classes = data.features.classes
     if data.features.kind == "text":
-        return ["space" if s == " " else repr(s)[1:-1] for s in SYMBOLS]
+        return ["␣" if s == " " else repr(s)[1:-1] for s in SYMBOLS]
     if data.features.kind == "picture" and classes == 62:
         return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
     return [str(i) for i in range(classes)]
