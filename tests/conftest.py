@@ -1,10 +1,18 @@
 """Shared by all tests: small populations, and a machine that stays as it is."""
 
-import numpy as np
-import pytest
-from hypothesis import settings
+import os
+import tempfile
 
-from fedmom import from_arrays
+# One compilation serves all tests, and the processes they start. Before JAX is imported.
+_COMPILED = tempfile.TemporaryDirectory(prefix="fedmom-compiled-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+from fedmom import from_arrays  # noqa: E402
 
 # Compilation makes first examples slow; nothing here is about time.
 settings.register_profile("fedmom", deadline=None, max_examples=25, derandomize=True)

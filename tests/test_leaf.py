@@ -371,6 +371,7 @@ def test_wrong_samples_are_refused_with_file_and_user(tmp_path, cache, members, 
         ({"users": [], "num_samples": [], "user_data": {}}, "there are no users"),
         ({"num_samples": [3, 3]}, "'bob': num_samples says 3, and there are 2"),
         ({"num_samples": [3, 2.0]}, "'bob': num_samples says 2.0, and there are 2"),
+        ({"num_samples": [3, {}]}, "'bob': num_samples says an object, and there are 2"),
         ({"num_samples": 5}, "num_samples must be a list of 2 numbers"),
         ({"user_data": [1]}, "user_data must be an object"),
     ],
@@ -494,6 +495,13 @@ def test_only_leafs_own_miscount_of_test_windows_is_accepted(tmp_path, cache, sp
     else:
         message = refused(tmp_path, cache, None, tests, text=True)
         assert f"user 'ann': num_samples says {5 + spare}, and there are 5" in message
+
+
+def test_more_text_than_positions_can_count_is_refused(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("fedmom.data.leaf.LONGEST_TEXT", 300)  # ann has 150 + 85
+    clients = {"ann": windows(speech(0, 150)), "bob": windows(speech(1, 150))}
+    message = refused(tmp_path, cache, shard(clients), text=True)
+    assert "user 'bob': the texts up to this one have over 300 characters" in message
 
 
 # Memory

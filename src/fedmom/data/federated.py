@@ -110,9 +110,23 @@ def place(arrays: Mapping[str, NDArray[Any]]) -> dict[str, jax.Array]:
 
 def _shared(array: NDArray[Any]) -> jax.Array:
     # XLA shares memory that is aligned to 64 bytes, as mapped files and large arrays are.
-    if array.size and array.flags.writeable and array.ctypes.data % 64 == 0:
-        return jax.dlpack.from_dlpack(array)
+    if array.size and array.flags.c_contiguous and array.ctypes.data % 64 == 0:
+        return jax.dlpack.from_dlpack(np.asarray(_Lent(array)))
     return jnp.asarray(array)
+
+
+class _Lent:
+    """Read-only memory that NumPy takes for writable, since only such memory can be shared.
+
+    Nothing writes to it: JAX's arrays never change, and a mapped file is protected besides.
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array  # kept alive as long as the shared memory is in use
+        self.__array_interface__ = {
+            **array.__array_interface__,
+            "data": (array.ctypes.data, False),
+        }
 
 
 def _looked_up(arrays: Arrays, positions: jax.Array) -> jax.Array:

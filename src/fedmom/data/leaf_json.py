@@ -30,7 +30,7 @@ GREY = 1e-6  # how far a pixel may be from k/255 and still be the grey k
 REMEDY = "Make or fetch this file again."
 
 _OPENED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:\s*\{')
-_KINDS = {str: "text", list: "a list", dict: "an object", bool: "true or false"}
+_KINDS = {str: "text", list: "a list", bool: "true or false", type(None): "null"}
 
 
 class Samples(NamedTuple):
@@ -100,7 +100,7 @@ def _check_client(path: Path, part: str, user: str, count: Any, samples: Any) ->
     # LEAF leaves 79 windows out before a text's test part, and counts them nevertheless.
     counted = {found, found + WINDOW - 1} if (samples.kind, part) == ("text", "test") else {found}
     if type(count) is not int or count not in counted:
-        raise refusal(path, f"num_samples says {count!r:.50}, and there are {found}.", user=user)
+        raise refusal(path, f"num_samples says {_shown(count)}, and there are {found}.", user=user)
     if part == "train" and not found:
         remedy = "Leave the user out of train and test."
         raise refusal(path, "there are no training samples.", user=user, remedy=remedy)
@@ -143,7 +143,7 @@ def _inside(text: str) -> str:
     opened = deque(_OPENED.finditer(text), maxlen=1)
     if not opened or opened[0][1] == "user_data":
         return ""
-    return f", in or after user '{opened[0][1]}'"
+    return f", in or after user {opened[0][1]!r:.80}"
 
 
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
@@ -184,7 +184,7 @@ def _windows(x: list[str], y: list[Any]) -> Samples:
                 f"sample {number} of x has {len(window)} characters; a text sample has {WINDOW}."
             )
         if not isinstance(label, str) or len(label) != 1:
-            raise FedMomError(f"label {number} of y is {label!r:.50}; it must be one character.")
+            raise FedMomError(f"label {number} of y is {_shown(label)}; it must be one character.")
     text = "".join(chain.from_iterable(zip(x, y, strict=True)))
     strange = set(text) - set(SYMBOLS)
     if strange:
@@ -226,18 +226,25 @@ def _labels(y: list[Any], classes: int) -> NDArray[np.uint16]:
     if wrong.any():
         number = int(np.argmax(wrong))
         raise FedMomError(
-            f"label {number} of y is {y[number]!r:.50}; labels must be whole numbers from 0 to"
+            f"label {number} of y is {_shown(y[number])}; labels must be whole numbers from 0 to"
             f" {classes - 1}."
         )
     return labels.astype(np.uint16)
+
+
+def _shown(value: Any) -> str:
+    simple = value is None or isinstance(value, int | float | str)
+    return f"{value!r:.50}" if simple else _KINDS.get(type(value), "an object")
 
 
 def _numbers(values: list[Any], what: str, width: int) -> NDArray[np.float64]:
     """Turn JSON's numbers into floats, and nothing else: NumPy alone would take "1" and true."""
     for kind in set(map(type, values)) - {int, float}:
         number = next(i for i, value in enumerate(values) if type(value) is kind)
-        found = _KINDS.get(kind, "null" if kind is type(None) else "an object")
-        raise FedMomError(f"{what.format(number // width)} has {found} in the place of a number.")
+        raise FedMomError(
+            f"{what.format(number // width)} has {_KINDS.get(kind, 'an object')} in the place of"
+            " a number."
+        )
     try:
         numbers = np.array(values, np.float64)
     except OverflowError:

@@ -291,8 +291,7 @@ def _mapped(folder: Path, name: str, entry: Mapping[str, Any]) -> NDArray[Any]:
             )
         if not expected:
             return np.empty(shape, dtype)
-        # Copy on write: JAX shares only memory that may be written, and nothing writes.
-        return np.asarray(np.memmap(path, dtype, mode="c", shape=shape))
+        return np.asarray(np.memmap(path, dtype, mode="r", shape=shape))
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
 
