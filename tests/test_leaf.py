@@ -434,9 +434,18 @@ def test_a_user_in_test_only_is_refused(tmp_path, cache):
     assert "user 'eve': this user is in test only (1 such users)" in message
 
 
-def test_a_split_by_users_is_refused_with_the_remedy(tmp_path, cache):
-    message = refused(tmp_path, cache, None, shard({"eve": picture(5, 1)}))
-    assert "so are all test users. Split by samples" in message
+def test_a_split_by_users_tests_on_other_users(tmp_path):
+    write(tmp_path / "leaf/train/a.json", shard(GOOD))
+    write(tmp_path / "leaf/test/a.json", shard({"eve": picture(5, 1), "zoe": picture(2, 3)}))
+    data = load_leaf(tmp_path / "leaf")
+    assert list(data.users) == list(GOOD)
+    assert list(data.test_users) == ["eve", "zoe"]
+    expected = [len(y) for _, y in (picture(5, 1), picture(2, 3))]
+    assert data.test.size.tolist() == expected
+    _, labels = data.read(
+        data.arrays, jnp.arange(data.test.start[1], data.test.start[1] + expected[1])
+    )
+    assert labels.tolist() == list(picture(2, 3)[1])
 
 
 def test_a_user_in_two_files_of_a_part_is_refused_with_both(tmp_path, cache):

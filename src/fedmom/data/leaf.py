@@ -235,7 +235,9 @@ def _add_all(packer: Packer, layout: Layout, files: Files, test_file: dict[str, 
                 raise refusal(file, what, user=user, remedy="Leave files out.")
             size = len(train.y)
             packer.add(user, arrays, train=(0, size), test=(size, len(test.y)))
-    _check_test_users(train_file, test_file)
+    _refuse_half_split(train_file, test_file)
+    if train_file.keys().isdisjoint(test_file):
+        _add_test_only(packer, layout, files)
 
 
 def _tests_of(clients: Shard, files: Files, test_file: dict[str, Path]) -> Shard:
@@ -285,16 +287,23 @@ def _arrays(train: Samples, test: Samples, layout: Layout) -> dict[str, NDArray[
     return {"text": text, "at": at}
 
 
-def _check_test_users(train_file: dict[str, Path], test_file: dict[str, Path]) -> None:
+def _add_test_only(packer: Packer, layout: Layout, files: Files) -> None:
+    """Add the clients of the test files where LEAF has split by users (-t user)."""
+    for file, clients in files.each_test("Packing test users"):
+        for user, samples in clients.items():
+            if len(samples.y):
+                arrays = _arrays(
+                    _fitted(NOTHING, layout, user, file),
+                    _fitted(samples, layout, user, file),
+                    layout,
+                )
+                packer.add_test_only(user, arrays, (0, len(samples.y)))
+
+
+def _refuse_half_split(train_file: dict[str, Path], test_file: dict[str, Path]) -> None:
+    """Refuse test users without training samples, unless all are: then users were split."""
     alone = [user for user in test_file if user not in train_file]
-    if alone and len(alone) == len(test_file):
-        raise refusal(
-            test_file[alone[0]],
-            "this user is in test only, and so are all test users.",
-            user=alone[0],
-            remedy="Split by samples, not by users: LEAF's preprocess.sh with -t sample.",
-        )
-    if alone:
+    if alone and len(alone) < len(test_file):
         raise refusal(
             test_file[alone[0]],
             f"this user is in test only ({len(alone)} such users).",
