@@ -90,8 +90,8 @@ def show(source: str, out: Path | None) -> None:
 @SOURCE
 def check(source: str) -> None:
     """Read a whole dataset and tell whether it is sound."""
-    path = next((p for p in (cache_folder() / source, Path(source)) if is_store(p)), None)
-    found = check_store(path) if path else []
+    place = datasets.locate(source)
+    found = check_store(place) if isinstance(place, Path) and is_store(place) else []
     data = datasets.load(source)
     found += inspect.faults(data)
     if found:

@@ -242,9 +242,7 @@ def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["batch_size"] = "all"
     elif config.local_steps is None and config.local_epochs is None:
         filled["local_steps"] = DEFAULT_STEPS
-    path = Path(config.data).expanduser()
-    if path.is_file():
-        filled["data"] = str(path.resolve())
+    filled["data"] = str(datasets.locate(config.data))
     return config.model_copy(update=filled)
 
 

@@ -31,20 +31,26 @@ FORMATS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], FederatedData]
 }
 
 
+def locate(spec: str) -> str | Path:
+    """Return the path that a spec means, whole, or the spec itself where it is a name."""
+    name = spec.partition(":")[0]
+    prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
+    path = Path(spec).expanduser()
+    if name in DATASETS or (not is_store(prepared) and not path.exists()):
+        return spec
+    return prepared if is_store(prepared) else path.resolve()
+
+
 def load(spec: str) -> FederatedData:
     """Return the dataset of a name with options, of a prepared store, or at a path."""
-    path = Path(spec).expanduser()
-    name = spec.partition(":")[0]
-    if name in DATASETS:
-        return specs.bind(DATASETS[name], spec)
-    if is_store(cache_folder() / spec):  # what `fedmom data prepare NAME` has left there
-        return open_store(cache_folder() / spec)
-    if path.exists():
-        return _from_path(path)
-    if len(path.parts) > 1 or path.suffix:
-        raise FedMomError(f"There is no {path}. Give --data an existing path or a dataset's name.")
+    place = locate(spec)
+    if isinstance(place, Path):
+        return _from_path(place)
+    name, path = spec.partition(":")[0], Path(spec)
     if name == "femnist":
         raise FedMomError("femnist is not prepared yet. Fetch it: fedmom data prepare femnist.")
+    if len(path.parts) > 1 or path.suffix:
+        raise FedMomError(f"There is no {path}. Give --data an existing path or a dataset's name.")
     return specs.bind(specs.pick(DATASETS, name, "dataset"), spec)
 
 
@@ -64,4 +70,5 @@ __all__ = [
     "from_arrays",
     "from_npz",
     "load",
+    "locate",
 ]
