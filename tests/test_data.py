@@ -129,7 +129,7 @@ def test_roles_and_samples_choose_a_part():
         ("shakespeare:role=5", "no option 'role'"),
         ("synthetic:alpha=-1", "0 or more"),
         ("synthetic:clients=0", "1 or more"),
-        ("nowhere/data.npz", "There is no file nowhere"),
+        ("nowhere/data.npz", "There is no nowhere"),
     ],
 )
 def test_mistakes_are_sentences(spec, says):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from fedmom.data.federated import Features
 from fedmom.errors import FedMomError
 from fedmom.models.base import Model, Params, dense, linear, need
+from fedmom.models.lstm_kernel import lstm
 
 
 def char_lstm(features: Features, *, embedding: int = 8, hidden: int = 128) -> Model:
@@ -28,19 +29,6 @@ def char_lstm(features: Features, *, embedding: int = 8, hidden: int = 128) -> M
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         # A symbol's way into the gates is a row of one table: no product per step.
         table = linear(params["input"], params["embedding"])
-        recurrent = params["recurrent"]
-
-        def step(
-            carry: tuple[jax.Array, jax.Array], symbols: jax.Array
-        ) -> tuple[tuple[jax.Array, jax.Array], None]:
-            h, c = carry
-            i, f, g, o = jnp.split(table[symbols] + h @ recurrent, 4, axis=-1)
-            # A forget gate that starts open (+1) keeps the gradient alive over 80 steps.
-            c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
-
-        zero = jnp.zeros((len(x), hidden))
-        (h, _), _ = jax.lax.scan(step, (zero, zero), x.T)
-        return linear(params["out"], h)
+        return linear(params["out"], lstm(table, params["recurrent"], x))
 
     return Model(init, apply)
