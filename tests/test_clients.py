@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 import fedmom
 from conftest import population
-from fedmom.clients import SOLVERS, LocalWork, capacity, compile_client, full_gradient
+from fedmom.clients import SOLVERS, LocalWork, capacity, client_update, full_gradient
 from fedmom.models import Model
 
 
 def run_client(data, model, work, client=0, round_=0, seed=0, params=None, steps=None):
-    """One client's reply, through the compiled program."""
+    """One client's reply, compiled."""
     start, size = int(data.train.start[client]), int(data.train.size[client])
     params = model.init(jax.random.key(seed)) if params is None else params
     lr = work.lr(round_) if callable(work.lr) else work.lr
-    return compile_client(model, data.read, work)(
+    update = jax.jit(client_update(model, data.read, work), static_argnames="capacity")
+    return update(
         params,
         data.arrays,
         start,
@@ -95,7 +96,8 @@ def test_random_batches_are_the_documented_draws():
 
 def test_the_room_for_the_order_does_not_change_it():
     data, model = counting(20)
-    program = compile_client(model, data.read, LocalWork(lr=1.0, epochs=1, batch_size=8))
+    work = LocalWork(lr=1.0, epochs=1, batch_size=8)
+    program = jax.jit(client_update(model, data.read, work), static_argnames="capacity")
     args = (jnp.zeros(20), data.arrays, 0, 20, jax.random.key(0), 1, 1.0)
     small, large = (program(*args, capacity=c)[0] for c in (32, 256))
     np.testing.assert_array_equal(small, large)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import fedmom
 from conftest import population
-from fedmom.clients import LocalWork, full_gradient
+from fedmom.clients import LocalWork, compile_client, full_gradient
 from fedmom.rounds import Reply, State
+from fedmom.runtimes import local
 
 SIZES = np.array([10, 20, 30, 40, 100])
 
@@ -86,10 +87,10 @@ def test_the_order_of_replies_changes_nothing_but_float_noise(seed, weighting):
     np.testing.assert_allclose(plain.params, permuted.params, rtol=1e-5, atol=1e-6)
 
 
-def trained(data, work, rounds=5, m=None, weighting="population", eta=1.0, seed=0, workers=None):
+def trained(data, work, rounds=5, m=None, weighting="population", eta=1.0, seed=0, **runtime):
     model = fedmom.build_model("logreg", data.features)
     server = fedmom.fedavg(eta)
-    runtime = fedmom.LocalRuntime(data, model, work, seed=seed, workers=workers)
+    runtime = fedmom.LocalRuntime(data, model, work, seed=seed, **runtime)
     *_, (state, _record) = fedmom.train(
         fedmom.start(model, server, seed),
         runtime,
@@ -135,6 +136,63 @@ def test_workers_change_no_bit():
     work = LocalWork(lr=0.1, epochs=2, batch_size=4)
     one, four = (trained(data, work, m=3, workers=w)[1] for w in (1, 4))
     np.testing.assert_array_equal(leaves(one), leaves(four))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        LocalWork(lr=0.1, steps=7, batch_size=4),
+        LocalWork(lr=0.1, epochs=2, batch_size=4),
+        LocalWork(lr=0.1, epochs=1, batch_size=4, solver=optax.adam, prox=0.1),
+        full_gradient(0.2),
+    ],
+    ids=["steps", "epochs", "adam", "full"],
+)
+def test_a_vectorized_cohort_equals_one_client_after_another(work, monkeypatch):
+    monkeypatch.setattr(local, "CLIENTS_AT_ONCE", 2)  # so that 5 clients take three calls
+    data = population([5, 9, 30, 2, 17])
+    one, many = (trained(data, work, rounds=3, vectorized=v)[1] for v in (False, True))
+    np.testing.assert_allclose(leaves(one), leaves(many), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("worth", [0.0, float("inf")])
+def test_short_clients_run_inline_with_the_same_bits(worth, monkeypatch):
+    data, work = population([5, 9, 30, 2, 17]), LocalWork(lr=0.1, steps=3)
+    expected = trained(data, work, m=3)[1]
+    monkeypatch.setattr(local, "SECONDS_WORTH_A_THREAD", worth)
+    np.testing.assert_array_equal(leaves(trained(data, work, m=3)[1]), leaves(expected))
+
+
+@pytest.mark.parametrize("size", [8, 17, 24])
+def test_large_cohorts_add_up_in_parts(size):
+    rng = np.random.default_rng(1)
+    deltas = rng.normal(size=(size, 3)).astype(np.float32)
+    samples = rng.integers(1, 50, size)
+    w, server = jnp.zeros(3), fedmom.fedavg(1.0)
+    state, record = next(
+        fedmom.train(
+            State(0, w, server.init(w)),
+            Scripted(deltas),
+            server,
+            samples=samples,
+            rounds=1,
+            clients_per_round=size,
+            weighting="cohort",
+        )
+    )
+    np.testing.assert_allclose(
+        state.params, -samples @ deltas / samples.sum(), rtol=1e-4, atol=1e-5
+    )
+    assert record.train_loss == pytest.approx(samples @ np.arange(size) / samples.sum(), rel=1e-5)
+
+
+def test_runs_that_differ_in_numbers_only_share_one_program():
+    data = population([5, 9])
+    model = fedmom.build_model("logreg", data.features)
+    works = [LocalWork(lr=0.1, steps=3), LocalWork(lr=0.2, steps=lambda t: 5 + t)]
+    one, two = (compile_client(model, data.read, w) for w in works)
+    assert one is two
+    assert compile_client(model, data.read, LocalWork(lr=0.1, epochs=1)) is not one
 
 
 def test_divergence_is_a_sentence_that_names_the_client():

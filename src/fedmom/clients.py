@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,19 +91,19 @@ def capacity(work: LocalWork, samples: int) -> int:
     return 1 << (samples - 1).bit_length() if work.shuffled else 0
 
 
-ClientProgram = Callable[..., tuple[Params, jax.Array, jax.Array]]
+Carry = tuple[Params, optax.OptState, jax.Array]
+Descend = Callable[[Carry, jax.Array, jax.Array], Carry]
+Update = tuple[Params, jax.Array, jax.Array]
 
 
-def compile_client(model: Model, read: Reader, work: LocalWork) -> ClientProgram:
-    """Return the compiled program of one client in one round.
+def client_update(model: Model, read: Reader, work: LocalWork) -> Callable[..., Update]:
+    """Return what one client does in one round, as a pure function.
 
-    ``program(params, arrays, start, size, key, steps, lr, capacity)`` gives
-    ``(w_t - w_{t+1}^k, mean loss over the steps, norm of the first)``. Only ``capacity``
-    is part of the compiled shape; clients of all sizes share the program.
+    ``update(params, arrays, start, size, key, steps, lr, capacity)`` gives
+    ``(w_t - w_{t+1}^k, mean loss over the steps, norm of the first)``.
     """
 
-    @partial(jax.jit, static_argnames="capacity")
-    def program(
+    def update(
         params: Params,
         arrays: Arrays,
         start: jax.Array,
@@ -112,29 +112,27 @@ def compile_client(model: Model, read: Reader, work: LocalWork) -> ClientProgram
         steps: jax.Array,
         lr: jax.Array,
         capacity: int,
-    ) -> tuple[Params, jax.Array, jax.Array]:
+    ) -> Update:
         solver = work.solver(lr) if callable(work.solver) else work.solver
 
-        def loss_sum(w: Params, rows: jax.Array, real: jax.Array, key: jax.Array) -> jax.Array:
+        def loss_sum(w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
             x, y = read(arrays, start + jnp.minimum(rows, size - 1))
             losses = model.loss(model.apply(w, x, jax.random.fold_in(key, 1)), y)
-            return jnp.sum(jnp.where(real, losses, 0))
+            return jnp.sum(jnp.where(rows < size, losses, 0))
+
+        def mean_loss(w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
+            return loss_sum(w, rows, key) / jnp.sum(rows < size)
 
         def descend(carry: Carry, rows: jax.Array, h: jax.Array) -> Carry:
             w, state, total = carry
-            real = rows < size
+            step_key = jax.random.fold_in(key, h)
             if work.batch_size is None:
-                loss, gradient = _over_all(loss_sum, w, size, jax.random.fold_in(key, h))
+                loss, gradient = _over_all(loss_sum, w, size, step_key)
             else:
-                loss, gradient = jax.value_and_grad(loss_sum)(
-                    w, rows, real, jax.random.fold_in(key, h)
-                )
-                count = jnp.sum(real)
-                loss, gradient = loss / count, jax.tree.map(lambda g: g / count, gradient)
+                loss, gradient = jax.value_and_grad(mean_loss)(w, rows, step_key)
             if work.prox:
-                gradient = jax.tree.map(
-                    lambda g, a, b: g + work.prox * (a - b), gradient, w, params
-                )
+                pull = jax.tree.map(jnp.subtract, w, params)
+                gradient = jax.tree.map(lambda g, d: g + work.prox * d, gradient, pull)
             updates, state = solver.update(gradient, state, w)
             return optax.apply_updates(w, updates), state, total + loss
 
@@ -144,11 +142,59 @@ def compile_client(model: Model, read: Reader, work: LocalWork) -> ClientProgram
         delta = jax.tree.map(jnp.subtract, params, w)
         return delta, total / steps, optax.tree.norm(delta)
 
-    return program
+    return update
 
 
-Carry = tuple[Params, optax.OptState, jax.Array]
-Descend = Callable[[Carry, jax.Array, jax.Array], Carry]
+class Task(NamedTuple):
+    """What tells one client's work in a round from another's; numbers, or arrays of many."""
+
+    client: Any
+    start: Any
+    size: Any
+    steps: Any
+
+
+def compile_client(model: Model, read: Reader, work: LocalWork) -> Callable[..., Update]:
+    """Return the compiled ``program(params, arrays, task, key, round, lr, capacity)`` of a client.
+
+    ``key`` is that of all clients; the client's own is folded from it inside. Only ``capacity`` is
+    part of the compiled shape: clients of all sizes, and step sizes, share the program, and
+    so do all runs in a process that differ in nothing else.
+    """
+    bare = replace(work, lr=1.0, steps=1, epochs=None, batches=_named_batches(work))
+    return _compiled(model, read, bare, cohort=False)
+
+
+def compile_cohort(model: Model, read: Reader, work: LocalWork) -> Callable[..., Update]:
+    """Return the same for many clients at once: a task of arrays, and updates stacked."""
+    bare = replace(work, lr=1.0, steps=1, epochs=None, batches=_named_batches(work))
+    return _compiled(model, read, bare, cohort=True)
+
+
+def _named_batches(work: LocalWork) -> Literal["random", "shuffled"]:
+    return "shuffled" if work.shuffled else "random"
+
+
+@lru_cache(maxsize=16)
+def _compiled(model: Model, read: Reader, work: LocalWork, cohort: bool) -> Callable[..., Update]:
+    update = client_update(model, read, work)
+
+    def program(
+        params: Params,
+        arrays: Arrays,
+        task: Task,
+        key: jax.Array,
+        round_: jax.Array,
+        lr: jax.Array,
+        capacity: int,
+    ) -> Update:
+        def one(task: Task) -> Update:
+            own = jax.random.fold_in(jax.random.fold_in(key, round_), task.client)
+            return update(params, arrays, task.start, task.size, own, task.steps, lr, capacity)
+
+        return jax.vmap(one)(task) if cohort else one(task)
+
+    return jax.jit(program, static_argnames="capacity")
 
 
 def _random(
@@ -205,7 +251,7 @@ def _over_all(
 
     def chunk(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
         rows = i * CHUNK + jnp.arange(CHUNK)
-        part = jax.value_and_grad(loss_sum)(w, rows, rows < size, jax.random.fold_in(key, i))
+        part = jax.value_and_grad(loss_sum)(w, rows, jax.random.fold_in(key, i))
         return jax.tree.map(jnp.add, total, part)
 
     zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))

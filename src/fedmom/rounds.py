@@ -28,12 +28,15 @@ class State(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What comes back from a client: ``w_t - w_{t+1}^k``, its norm, the mean local loss."""
+    """What comes back from a client: ``w_t - w_{t+1}^k``, the mean local loss, the first's norm.
+
+    A runtime may hand out arrays that are still being computed; the loop waits once a round.
+    """
 
     client: int
     delta: Params
-    loss: float
-    norm: float
+    loss: float | jax.Array
+    norm: float | jax.Array
 
 
 class Runtime(Protocol):
@@ -91,91 +94,107 @@ def train(
     while state.round < rounds:
         began = time.perf_counter()
         chosen = cohort(seed, state.round, clients, clients_per_round)
-        mean = _Mean(weighting, population)
+        sums = _Sums(weighting)
         for reply in runtime.replies(state.params, state.round, chosen):
-            _check_finite(reply, state.round)
-            mean.add(reply, int(samples[reply.client]))
-        params, server_state, norm = step(state.params, state.server, *mean.gradient(state.params))
+            sums.add(reply, int(samples[reply.client]))
+        scale = sums.scale(population)
+        params, server_state, numbers = step(state.params, state.server, *sums.parts(), scale)
+        loss, norm = np.asarray(numbers).tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise sums.diverged(state.round)
         state = State(state.round + 1, params, server_state)
         yield (
             state,
             Record(
                 round=state.round,
                 cohort=chosen.tolist(),
-                replies=mean.replies,
-                train_loss=mean.loss(),
-                update_norm=_finite(float(norm), state.round),
+                replies=len(sums.replies),
+                train_loss=loss / sums.weight if sums.replies else None,
+                update_norm=norm,
                 seconds=time.perf_counter() - began,
-                bytes_up=size * mean.replies,
+                bytes_up=size * len(sums.replies),
                 bytes_down=size * len(chosen),
             ),
         )
 
 
-class _Mean:
-    """g_t as replies come in: one running sum, whatever the number of clients."""
+Total = tuple[Params, jax.Array]  # Σ a_k Δ_k and Σ a_k loss_k
 
-    def __init__(self, weighting: Weighting, population: int) -> None:
-        self.weighting, self.population = weighting, population
-        self.sum: Params | None = None
+
+class _Sums:
+    """The replies of a round: a running sum, and the few that are not in it yet.
+
+    They are added up in the order they come, several in one compiled call, so that a small
+    cohort costs no call of its own and a large one no more memory.
+    """
+
+    AT_ONCE = 8
+
+    def __init__(self, weighting: Weighting) -> None:
+        self._weighting = weighting
+        self._total: Total | None = None
+        self._waiting: list[tuple[Params, float | jax.Array, float]] = []
+        self.replies: list[tuple[int, float | jax.Array, float | jax.Array]] = []
         self.weight = 0.0
-        self.losses = 0.0
-        self.replies = 0
 
     def add(self, reply: Reply, samples: int) -> None:
-        weight = 1.0 if self.weighting == "uniform" else float(samples)
-        self.sum = (
-            _scaled(reply.delta, weight)
-            if self.sum is None
-            else _add_scaled(self.sum, reply.delta, weight)
-        )
+        weight = 1.0 if self._weighting == "uniform" else float(samples)
         self.weight += weight
-        self.losses += weight * reply.loss
-        self.replies += 1
+        self.replies.append((reply.client, reply.loss, reply.norm))
+        self._waiting.append((reply.delta, reply.loss, weight))
+        if len(self._waiting) == self.AT_ONCE:
+            self._total = _added(*self.parts())
+            self._waiting = []
 
-    def gradient(self, params: Params) -> tuple[Params, float]:
-        """Return (Σ a_k Δ_k, 1 / Σ a_k): the sum, and what makes it a mean of the named kind."""
-        if self.sum is None:  # nobody came back: w^k = w for all, so g = 0
-            return jax.tree.map(jnp.zeros_like, params), 1.0
-        total = float(self.population) if self.weighting == "population" else self.weight
-        return self.sum, 1.0 / total
+    def parts(self) -> tuple[Total | None, Any, Any, NDArray[np.float32]]:
+        deltas, losses, weights = zip(*self._waiting, strict=True) if self._waiting else ((),) * 3
+        return self._total, deltas, losses, np.array(weights, np.float32)
 
-    def loss(self) -> float | None:
-        return self.losses / self.weight if self.replies else None
+    def scale(self, population: int) -> float:
+        """Return what makes the sum a mean of the named kind; without replies, g is 0."""
+        return 1.0 / (population if self._weighting == "population" else self.weight or 1.0)
+
+    def diverged(self, round_: int) -> FedMomError:
+        """Name the client whose model is not finite, if it was one."""
+        for client, loss, norm in self.replies:
+            if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
+                whose = f"client {client} sent back a model that is not finite"
+                break
+        else:
+            whose = "the update is not finite"
+        return FedMomError(
+            f"Round {round_ + 1}: {whose}. Training diverged: take a smaller --lr or --server-lr,"
+            " or fewer local steps."
+        )
 
 
-@jax.jit
-def _scaled(delta: Params, weight: float) -> Params:
-    return jax.tree.map(lambda d: d * weight, delta)
+def _sum(total: Total | None, deltas: Any, losses: Any, weights: jax.Array) -> Total | None:
+    for i, (delta, loss) in enumerate(zip(deltas, losses, strict=True)):
+        weighted = jax.tree.map(lambda d: d * weights[i], (delta, jnp.asarray(loss)))  # noqa: B023
+        total = weighted if total is None else jax.tree.map(jnp.add, total, weighted)
+    return total
 
 
-@jax.jit
-def _add_scaled(total: Params, delta: Params, weight: float) -> Params:
-    return jax.tree.map(lambda t, d: t + d * weight, total, delta)
+_added = jax.jit(_sum)
 
 
 def _compile_step(server: optax.GradientTransformation) -> Any:
     @jax.jit
     def step(
-        params: Params, state: optax.OptState, total: Params, scale: float
+        params: Params,
+        state: optax.OptState,
+        total: Total | None,
+        deltas: Any,
+        losses: Any,
+        weights: jax.Array,
+        scale: float,
     ) -> tuple[Params, optax.OptState, jax.Array]:
-        gradient = jax.tree.map(lambda t: t * scale, total)
+        whole = _sum(total, deltas, losses, weights)
+        if whole is None:  # nobody came back: w^k = w for all, so g = 0
+            whole = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+        gradient = jax.tree.map(lambda d: d * scale, whole[0])
         updates, state = server.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
+        numbers = jnp.stack([whole[1], optax.tree.norm(gradient)])
+        return optax.apply_updates(params, updates), state, numbers
 
     return step
-
-
-def _check_finite(reply: Reply, round_: int) -> None:
-    if not (math.isfinite(reply.loss) and math.isfinite(reply.norm)):
-        raise FedMomError(
-            f"Round {round_ + 1}: client {reply.client} sent back a model that is not finite"
-            f" (loss {reply.loss:.3g}). Training diverged: take a smaller --lr or --server-lr,"
-            " or fewer local steps."
-        )
-
-
-def _finite(norm: float, round_: int) -> float:
-    if not math.isfinite(norm):
-        raise FedMomError(f"Round {round_}: the update is not finite. Take a smaller --lr.")
-    return norm

@@ -13,9 +13,9 @@ def init_key(seed: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), _INIT)
 
 
-def round_key(seed: int, round_: int) -> jax.Array:
-    """Return the key of a round; folding a client's number into it gives that client's key."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _CLIENTS), round_)
+def clients_key(seed: int) -> jax.Array:
+    """Return the key of all clients; folding in the round, then the client, gives its own."""
+    return jax.random.fold_in(jax.random.key(seed), _CLIENTS)
 
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> NDArray[np.int64]:
