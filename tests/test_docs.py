@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedmom import config as settings
+from fedmom import sweeps
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -91,7 +92,10 @@ def test_snippets_run(workplace, block):
 
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_settings_are_settings(block):
-    settings.parse(tomllib.loads(block))
+    values = tomllib.loads(block)
+    grid = values.pop("grid", {})
+    settings.parse(values)
+    assert sweeps.cells(values, grid)
 
 
 def test_links_lead_somewhere():

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedmom import config as settings
 from fedmom import console as display
-from fedmom import data, models, report, runs, schedules, specs
+from fedmom import data, models, report, runs, schedules, specs, sweeps
 from fedmom.algorithms import ALGORITHMS
 from fedmom.cli_data import data_commands
 from fedmom.config import RunConfig
@@ -69,6 +69,7 @@ def cli() -> None:
       fedmom list                          algorithms, models, data, schedules
       fedmom data --help                   look at datasets, and prepare them
       fedmom run --data synthetic          one run, with FedMom
+      fedmom sweep --help                  a grid of settings, on all cores
       fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
     """
 
@@ -114,7 +115,10 @@ def compare(algorithms: str, file: Path | None, out: Path | None, **options: Any
     if options["algorithm"] is not None:
         raise FedMomError("compare takes --algorithms, a list, and no --algorithm.")
     values = gather(file, options, COMPARE_DEFAULTS)
-    configs = {name: settings.parse(fitting(name, values)) for name in split_names(algorithms)}
+    configs = {
+        name: settings.parse(settings.fitting({**values, "algorithm": name}))
+        for name in split_names(algorithms)
+    }
     folder = out or free_folder("compare")
     if (folder / "compare.json").exists():
         raise FedMomError(f"{folder} already holds a comparison. Choose another --out.")
@@ -126,9 +130,41 @@ def compare(algorithms: str, file: Path | None, out: Path | None, **options: Any
 
 
 @cli.command()
+@setting_options
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="'NAME=VALUE VALUE ...'",
+    help="A setting to vary, with its values. Repeat it for more settings.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The sweep's new folder.")
+def sweep(file: Path | None, grid: tuple[str, ...], out: Path | None, **options: Any) -> None:
+    """Run a grid of settings, on all cores, and rank the results.
+
+    In a file, the grid is a table [grid] of lists. Seeds are taken together in the ranking.
+
+    \b
+    fedmom sweep --data synthetic --grid 'algorithm=fedavg fedmom' --grid 'lr=0.003 0.01' \\
+        --grid 'seed=0 1 2'
+    """
+    values = gather(file, options, {})
+    lists = {**values.pop("grid", {}), **parse_grid(grid)}
+    if not lists:
+        raise FedMomError(
+            "There is nothing to vary. Give --grid 'lr=0.01 0.1', or [grid] in a file."
+        )
+    folder = out or free_folder("sweep")
+    sweeps.create(folder, sweeps.cells(values, lists))
+    finish_sweep(folder)
+
+
+@cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def resume(folder: Path) -> None:
-    """Go on with a run or a comparison that was stopped, as if it never had been."""
+    """Go on with a run, comparison or sweep that was stopped, as if it never had been."""
+    if (folder / "sweep.json").exists():
+        finish_sweep(folder)
+        return
     if (folder / "compare.json").exists():
         finish_comparison(folder)
         return
@@ -166,15 +202,29 @@ def gather(file: Path | None, options: dict[str, Any], defaults: dict[str, Any])
     return {**defaults, **(settings.read(file) if file else {}), **given}
 
 
-def fitting(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return one algorithm's share of common settings: FedSGD has no local steps, and so on."""
-    algorithm = specs.pick(ALGORITHMS, name, "algorithm")
-    foreign = set()
-    if algorithm.full_gradient:
-        foreign |= {"local-steps", "local-epochs"}
-    if algorithm.momentum is None:
-        foreign |= {"momentum"}
-    return {**{k: v for k, v in values.items() if k not in foreign}, "algorithm": name}
+def parse_grid(options: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the lists of values in texts such as 'lr=0.1 0.3'."""
+    lists = {}
+    for text in options:
+        name, equals, values = text.partition("=")
+        if not equals or not values.split():
+            raise FedMomError(f"--grid {text!r} is not a setting with values. Write 'lr=0.1 0.3'.")
+        lists[name.strip()] = values.split()
+    return lists
+
+
+def finish_sweep(folder: Path) -> None:
+    """Run what is left of a sweep, then rank its runs."""
+    try:
+        stopped = sweeps.finish(folder, OUT)
+    except KeyboardInterrupt:
+        ERR.print(f"Stopped; nothing is lost. Go on with: fedmom resume {folder}")
+        raise
+    for name, why in stopped.items():
+        ERR.print(f"{name} stopped: {why}", style="red", highlight=False)
+    view, path = sweeps.summary(folder, stopped)
+    OUT.print(view)
+    OUT.print(f"Table: {path}")
 
 
 def split_names(text: str) -> list[str]:

@@ -206,6 +206,20 @@ def read(path: Path) -> dict[str, Any]:
         raise FedMomError(f"{path} is not valid TOML: {error}.") from None
 
 
+def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what an algorithm has no use for, of settings that several share.
+
+    FedSGD has no local steps, and only some algorithms have momentum.
+    """
+    algorithm = specs.pick(ALGORITHMS, str(values.get("algorithm", "fedmom")), "algorithm")
+    foreign = set()
+    if algorithm.full_gradient:
+        foreign |= {"local-steps", "local-epochs"}
+    if algorithm.momentum is None:
+        foreign |= {"momentum"}
+    return {key: value for key, value in values.items() if key not in foreign}
+
+
 def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     """Load the data, fill in what was left open, and build the run's parts."""
     data = data or datasets.load(config.data)

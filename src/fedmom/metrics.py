@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.data.federated import FederatedData, Split, place
+from fedmom.data.federated import FederatedData, Reader, Split, place
 from fedmom.errors import FedMomError
 from fedmom.models.base import Model, Params
 
@@ -47,7 +48,7 @@ class Evaluator:
             for name in ("train", "test")
             if data.split(name).size.any()
         }
-        self._score = _compile_score(model, data)
+        self._score = _compile_score(model, data.read)
 
     @property
     def splits(self) -> list[str]:
@@ -110,12 +111,13 @@ def _cap(sizes: NDArray[np.int64], budget: int | None) -> int:
     return low
 
 
-def _compile_score(model: Model, data: FederatedData) -> Callable[..., tuple[jax.Array, jax.Array]]:
+@lru_cache(maxsize=16)  # runs of one process share it
+def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array, jax.Array]]:
     @jax.jit
     def score(
         params: Params, arrays: dict[str, jax.Array], positions: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        x, y = data.read(arrays, positions)
+        x, y = read(arrays, positions)
         logits = model.apply(params, x, None)
         return model.loss(logits, y), jnp.argmax(logits, axis=-1) == y
 

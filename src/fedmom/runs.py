@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from fedmom import config as settings
-from fedmom.config import Experiment
+from fedmom.config import Experiment, RunConfig
+from fedmom.data import FederatedData
 from fedmom.errors import FedMomError
 from fedmom.metrics import Evaluator
 from fedmom.rounds import Record, State, start, train
@@ -67,9 +68,13 @@ class RunFolder:
             raise FedMomError(f"{path} holds no run: it has no config.toml.")
         return cls(path)
 
-    def experiment(self) -> Experiment:
-        """Build the run's parts from its settings."""
-        return settings.prepare(settings.parse(settings.read(self.path / "config.toml")))
+    def settings(self) -> RunConfig:
+        """Return the run's settings."""
+        return settings.parse(settings.read(self.path / "config.toml"))
+
+    def experiment(self, data: FederatedData | None = None) -> Experiment:
+        """Build the run's parts from its settings, with data that is loaded already if given."""
+        return settings.prepare(self.settings(), data)
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Add lines to a log."""
@@ -146,15 +151,23 @@ class RunFolder:
             yield
 
 
-def execute(folder: RunFolder, experiment: Experiment, watchers: Sequence[Watcher]) -> State:
-    """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept."""
+def execute(
+    folder: RunFolder,
+    experiment: Experiment,
+    watchers: Sequence[Watcher],
+    workers: int | None = None,
+) -> State:
+    """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept.
+
+    ``workers`` is the number of clients run side by side, one for each core if left open.
+    """
     config = experiment.config
     evaluate = _evaluation(folder, experiment, watchers)
     with folder.locked():
         done = _begin(folder, experiment, watchers, evaluate)
         saved_at = time.monotonic()
         try:
-            for state, record in _loop(experiment, done):
+            for state, record in _loop(experiment, done, workers):
                 folder.append("rounds.jsonl", [asdict(record)])
                 for watcher in watchers:
                     watcher.round(record)
@@ -205,11 +218,15 @@ def _evaluation(
     return evaluate
 
 
-def _loop(experiment: Experiment, state: State) -> Iterator[tuple[State, Record]]:
+def _loop(
+    experiment: Experiment, state: State, workers: int | None
+) -> Iterator[tuple[State, Record]]:
     config = experiment.config
     return train(
         state,
-        LocalRuntime(experiment.data, experiment.model, experiment.work, seed=config.seed),
+        LocalRuntime(
+            experiment.data, experiment.model, experiment.work, seed=config.seed, workers=workers
+        ),
         experiment.server,
         samples=experiment.data.train.size,
         rounds=config.rounds,

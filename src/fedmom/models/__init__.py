@@ -1,6 +1,7 @@
 """Small nets as init/apply pairs. A model is one function and one row in ``MODELS``."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from fedmom import specs
 from fedmom.data.federated import Features
@@ -18,6 +19,7 @@ MODELS: dict[str, Callable[..., Model]] = {
 }
 
 
+@lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
 def build(spec: str, features: Features) -> Model:
     """Return the model of a name with options, fitted to the data's features."""
     name, _ = specs.split(spec)

@@ -1,0 +1,191 @@
+"""A grid of settings -> many runs, side by side on all cores, in one folder."""
+
+import csv
+import io
+import itertools
+import json
+import os
+import statistics
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedmom import config as settings
+from fedmom import data as datasets
+from fedmom import report, runs
+from fedmom.config import Experiment, RunConfig
+from fedmom.data import FederatedData
+from fedmom.errors import FedMomError
+from fedmom.rounds import Record
+from fedmom.runs import RunFolder
+
+
+def cells(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, RunConfig]:
+    """Return the settings of every run of a grid, by the run's name.
+
+    Settings that an algorithm has no use for are left out, and what is then equal is one run.
+    """
+    known = {name.replace("_", "-") for name in RunConfig.model_fields}
+    for key, values in grid.items():
+        if key not in known:
+            raise FedMomError(f"There is no setting {key!r} to vary. Settings: {sorted(known)}.")
+        if not isinstance(values, list) or not values:
+            raise FedMomError(f"grid: {key} = {values!r} must be a list of one value or more.")
+    found: dict[str, RunConfig] = {}
+    for combination in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, combination, strict=True))
+        fitting = settings.fitting({**shared, **chosen})
+        config = settings.parse(fitting)
+        if config not in found.values():
+            found[_name({k: v for k, v in chosen.items() if k in fitting})] = config
+    return found
+
+
+def create(folder: Path, configs: Mapping[str, RunConfig]) -> None:
+    """Make the folder of a sweep, with a folder for every run of it."""
+    if (folder / "sweep.json").exists():
+        raise FedMomError(f"{folder} already holds a sweep. Go on with it: fedmom resume {folder}.")
+    loaded = _Loaded()
+    for name, config in configs.items():
+        RunFolder.create(folder / name, settings.prepare(config, loaded[config.data]))
+    runs.write_atomic(folder / "sweep.json", json.dumps(list(configs)).encode())
+
+
+def finish(folder: Path, console: Console) -> dict[str, str]:
+    """Run what is left of a sweep; return why runs stopped early, by name.
+
+    Each run has one thread, so that the cores are filled by independent runs, and all share
+    one copy of the data and its compiled programs.
+    """
+    names = json.loads((folder / "sweep.json").read_text())
+    experiments = _experiments(folder, names)
+    stop = threading.Event()
+    stopped: dict[str, str] = {}
+    with (
+        _progress(console) as progress,
+        ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="run") as pool,
+    ):
+        total = sum(e.config.rounds for e in experiments.values())
+        task = progress.add_task(f"{len(names)} runs", total=total)
+        futures = {
+            pool.submit(_run, folder / name, e, _Tick(progress, task, stop)): name
+            for name, e in experiments.items()
+        }
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                if isinstance(error, FedMomError):
+                    stopped[futures[future]] = str(error)
+                elif error is not None:
+                    raise error
+        except BaseException:
+            stop.set()  # every run ends after its round, with its checkpoint written
+            pool.shutdown(cancel_futures=True)
+            raise
+    return stopped
+
+
+def summary(folder: Path, stopped: Mapping[str, str]) -> tuple[Table, Path]:
+    """Return the sweep as a table, best first, seeds taken together, and write it as CSV."""
+    names = json.loads((folder / "sweep.json").read_text())
+    groups: dict[str, list[report.Curves]] = {}
+    for name in names:
+        config = RunFolder.open(folder / name).settings()
+        label = _group(name, config.seed)
+        groups.setdefault(label, []).append(report.read(folder / name, name, stopped.get(name, "")))
+    rows = sorted((_row(label, curves) for label, curves in groups.items()), key=lambda r: -r[3])
+    columns = ("runs", "seeds", "train loss", "test accuracy", "spread", "best", "stopped")
+    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    view.add_column("runs", no_wrap=True)
+    for column in columns[1:]:
+        view.add_column(column.replace(" ", "\n"), justify="right")
+    for label, seeds, loss, accuracy, spread, best, early in rows:
+        numbers = (f"{v:.3f}" for v in (loss, accuracy, spread, best))
+        view.add_row(label, str(seeds), *numbers, str(early) if early else "")
+    file = io.StringIO()
+    csv.writer(file).writerows([columns, *rows])
+    runs.write_atomic(folder / "sweep.csv", file.getvalue().encode())
+    return view, folder / "sweep.csv"
+
+
+class _Tick:
+    """Moves the sweep's bar by a round, and ends its run when the sweep is stopped."""
+
+    def __init__(self, progress: Progress, task: Any, stop: threading.Event) -> None:
+        self._progress, self._task, self._stop = progress, task, stop
+
+    def begin(self, _experiment: Experiment, round_: int) -> None:
+        self._progress.advance(self._task, round_)
+
+    def round(self, _record: Record) -> None:
+        self._progress.advance(self._task)
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        """Nothing to show: the table comes at the end."""
+
+
+def _experiments(folder: Path, names: Iterable[str]) -> dict[str, Experiment]:
+    loaded = _Loaded()
+    opened = {name: RunFolder.open(folder / name) for name in names}
+    return {name: run.experiment(loaded[run.settings().data]) for name, run in opened.items()}
+
+
+class _Loaded(dict[str, FederatedData]):
+    """Datasets by their spec, each loaded once."""
+
+    def __missing__(self, spec: str) -> FederatedData:
+        self[spec] = datasets.load(spec)
+        return self[spec]
+
+
+def _run(path: Path, experiment: Experiment, tick: _Tick) -> None:
+    runs.execute(RunFolder.open(path), experiment, [tick], workers=1)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns,
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _row(
+    label: str, curves: list[report.Curves]
+) -> tuple[str, int, float, float, float, float, int]:
+    """Means over seeds of the last evaluation, its spread, and the best accuracy on the way."""
+    accuracy = [c.of("test", "accuracy")[1][-1] for c in curves]
+    loss = [c.of("train", "loss")[1][-1] for c in curves]
+    best = [max(c.of("test", "accuracy")[1]) for c in curves]
+    return (
+        label,
+        len(curves),
+        statistics.fmean(loss),
+        statistics.fmean(accuracy),
+        statistics.pstdev(accuracy),
+        statistics.fmean(best),
+        sum(bool(c.stopped) for c in curves),
+    )
+
+
+def _name(chosen: Mapping[str, Any]) -> str:
+    """Return a run's name, which is its folder: algorithm-lr0.1-seed2."""
+    parts = [str(v) if k == "algorithm" else f"{k}{v}" for k, v in chosen.items()]
+    text = "_".join(parts) or "run"
+    return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in text)
+
+
+def _group(name: str, seed: int) -> str:
+    """Return a run's name without its seed."""
+    return "_".join(p for p in name.split("_") if p != f"seed{seed}") or "run"
