@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedmom import specs
-from fedmom.data.arrays import from_arrays, from_npz
+from fedmom.data.arrays import from_arrays, load_npz
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.glyphs import glyphs
 from fedmom.data.gutenberg import is_gutenberg, load_gutenberg
@@ -25,7 +25,7 @@ DATASETS: dict[str, Callable[..., FederatedData]] = {
 FORMATS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], FederatedData]]] = {
     "a packed store (fedmom data prepare)": (is_store, open_store),
     "a LEAF folder with train/ and test/": (is_leaf, load_leaf),
-    "an .npz file of x, y, user, users, is_test": (lambda p: p.suffix == ".npz", from_npz),
+    "an .npz file of x, y, user, users, is_test": (lambda p: p.suffix == ".npz", load_npz),
     "MNIST's idx files, or their folder": (is_idx, load_idx),
     "a Gutenberg text of Shakespeare's works": (is_gutenberg, load_gutenberg),
 }
@@ -68,7 +68,6 @@ __all__ = [
     "FederatedData",
     "Split",
     "from_arrays",
-    "from_npz",
     "load",
     "locate",
 ]

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.repack import save_store
+from fedmom.data.store import cached, file_identity
 from fedmom.errors import FedMomError
 
 
@@ -48,6 +50,15 @@ def from_arrays(
         train=Split(begin, counts[0]),
         test=Split(begin + counts[0], counts[1]),
     )
+
+
+def load_npz(path: Path) -> FederatedData:
+    """Open an .npz file of arrays; the first time it is packed, later only mapped."""
+
+    def pack(folder: Path) -> None:
+        save_store(from_npz(path), folder, {"files": file_identity([path])})
+
+    return cached(path.stem, ["npz", file_identity([path])], pack)
 
 
 def from_npz(path: Path) -> FederatedData:
