@@ -1,0 +1,122 @@
+"""An LSTM layer over symbols, with its gradient written out: twice as fast on a CPU.
+
+Differentiating the loop over time as it stands updates the weights' gradient at every step, and
+works on the gates in many small pieces. Here a step of either loop is one matrix product and a
+few passes over contiguous numbers, and the rest is done for all steps at once, after the loop.
+It is plain JAX, so it is good for every device, for ``vmap``, and for second derivatives by
+``jvp`` of a gradient or ``grad`` of one. (What a custom gradient rules out is ``jvp`` of the
+layer itself.)
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+State = tuple[jax.Array, jax.Array]
+Trace = tuple[jax.Array, jax.Array]
+Residuals = tuple[jax.Array, jax.Array, jax.Array, Trace]
+
+# sigmoid(z) = (1 + tanh(z / 2)) / 2, so one tanh serves all gates (input, forget, candidate,
+# output) in one pass. Halving is exact in floating point.
+SCALE = np.array([0.5, 0.5, 1, 0.5], np.float32)
+# A forget gate that starts open keeps the gradient alive over many steps.
+BIAS = np.array([0, 1, 0, 0], np.float32)
+
+
+@jax.custom_vjp
+def lstm(table: jax.Array, recurrent: jax.Array, symbols: jax.Array) -> jax.Array:
+    """Return the last hidden state (N, H) after reading ``symbols`` (N, T) from zero states.
+
+    ``table`` (symbols, 4H) holds every symbol's way into the gates, ``recurrent`` (H, 4H) the
+    weights of the hidden state; the gates' order is input, forget, candidate, output.
+    """
+    return _read(table, recurrent, symbols, keep=False)[0]
+
+
+def _read(
+    table: jax.Array, recurrent: jax.Array, symbols: jax.Array, *, keep: bool
+) -> tuple[jax.Array, Trace | None]:
+    """Run the loop over time; ``keep`` the gates' tanh (T, N, 4H) and the cells (T, N, H)."""
+    hidden = len(recurrent)
+    scale = np.repeat(SCALE, hidden)
+    table, recurrent = (table + np.repeat(BIAS, hidden)) * scale, recurrent * scale
+
+    def step(state: State, symbols: jax.Array) -> tuple[State, Trace | None]:
+        h, c = state
+        gates = jnp.tanh(table[symbols] + h @ recurrent)
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
+        c = _sigmoid(f) * c + _sigmoid(i) * g
+        return (_sigmoid(o) * jnp.tanh(c), c), (gates, c) if keep else None
+
+    zero = jnp.zeros((len(symbols), hidden), table.dtype)
+    (h, _), trace = lax.scan(step, (zero, zero), symbols.T)
+    return h, trace
+
+
+def _forward(
+    table: jax.Array, recurrent: jax.Array, symbols: jax.Array
+) -> tuple[jax.Array, Residuals]:
+    h, trace = _read(table, recurrent, symbols, keep=True)
+    assert trace is not None
+    return h, (table, recurrent, symbols, trace)
+
+
+def _backward(residuals: Residuals, dh: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    """Return the gradients of ``table`` and ``recurrent``, given that of the last state."""
+    table, recurrent, symbols, (gates, cells) = residuals
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    shown = jnp.tanh(cells)
+    # What the loop multiplies: the gradient of each gate's sum is the gradient of the cell (of
+    # the hidden state, for the output gate) times a factor known beforehand.
+    factors = jnp.stack(
+        [
+            g * _slope(i) / 4,
+            _before(cells) * _slope(f) / 4,
+            _sigmoid(i) * _slope(g),
+            shown * _slope(o) / 4,
+        ],
+        axis=-2,
+    ).reshape(gates.shape)
+    back = _transpose(recurrent)
+
+    def step(
+        state: State, known: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[State, jax.Array]:
+        dh, dc = state
+        by_sum, by_shown, by_cell = known
+        dc = dc + dh * by_shown
+        dz = by_sum * jnp.concatenate([dc, dc, dc, dh], axis=-1)
+        return (dz @ back, dc * by_cell), dz
+
+    known = (factors, _sigmoid(o) * _slope(shown), _sigmoid(f))
+    _, dz = lax.scan(step, (dh, jnp.zeros_like(dh)), known, reverse=True)
+    # One large product instead of T small ones.
+    dz = dz.reshape(-1, dz.shape[-1])
+    states = _before(_sigmoid(o) * shown).reshape(-1, dh.shape[-1])
+    d_table = jnp.zeros_like(table).at[symbols.T.reshape(-1)].add(dz)
+    return d_table, _transpose(states) @ dz, None
+
+
+lstm.defvjp(_forward, _backward)
+
+
+def _sigmoid(half: jax.Array) -> jax.Array:
+    """Return sigmoid(z), given tanh(z / 2)."""
+    return 0.5 * half + 0.5
+
+
+def _slope(tanh: jax.Array) -> jax.Array:
+    """Return the derivative of tanh, given tanh; a quarter of it is sigmoid's, given ``half``."""
+    return 1 - tanh * tanh
+
+
+def _before(steps: jax.Array) -> jax.Array:
+    """Shift (T, ...) by one step: what was there before each step, zeros before the first."""
+    return jnp.concatenate([jnp.zeros_like(steps[:1]), steps[:-1]])
+
+
+def _transpose(matrix: jax.Array) -> jax.Array:
+    """Lay out the transpose: XLA's product with one that is not laid out takes twice as long."""
+    laid_out: jax.Array = lax.optimization_barrier(matrix.T)  # type: ignore[no-untyped-call]
+    return laid_out
