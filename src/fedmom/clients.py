@@ -24,8 +24,8 @@ SOLVERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": optax.adam,
     "adamw": optax.adamw,
 }
-# Rows per product in a full gradient: large enough for the matrix units, small in memory.
-CHUNK = 128
+# Rows per product in a full gradient: an LSTM's trace of more no longer fits the caches.
+CHUNK = 32
 
 
 @dataclass(frozen=True)

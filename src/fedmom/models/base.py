@@ -49,15 +49,6 @@ def linear(layer: Params, x: jax.Array) -> jax.Array:
     return x @ layer["w"] + layer["b"]
 
 
-def conv_relu_pool(layer: Params, x: jax.Array, padding: str) -> jax.Array:
-    """Convolve, rectify, and take the maximum of every 2x2 square."""
-    x = jax.lax.conv_general_dilated(
-        x, layer["w"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    x = jax.nn.relu(x + layer["b"])
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
-
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Drop units at ``rate`` and scale the rest up; nothing without a key."""
     if key is None or rate == 0:

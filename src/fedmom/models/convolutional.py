@@ -9,12 +9,12 @@ from fedmom.models.base import (
     Params,
     as_channels,
     conv,
-    conv_relu_pool,
     dense,
     dropout,
     linear,
     need,
 )
+from fedmom.models.conv_pool import conv_relu_pool, linear_of_maps
 
 
 def lenet5(features: Features) -> Model:
@@ -34,8 +34,8 @@ def lenet5(features: Features) -> Model:
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
-        x = conv_relu_pool(params["conv2"], x, "VALID").reshape(len(x), -1)
-        x = jax.nn.relu(linear(params["dense1"], x))
+        x = conv_relu_pool(params["conv2"], x, "VALID")
+        x = jax.nn.relu(linear_of_maps(params["dense1"], x))
         return linear(params["out"], jax.nn.relu(linear(params["dense2"], x)))
 
     return Model(init, apply)
@@ -59,8 +59,8 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
-        x = conv_relu_pool(params["conv2"], x, "SAME").reshape(len(x), -1)
-        x = jax.nn.relu(linear(params["dense"], x))
+        x = conv_relu_pool(params["conv2"], x, "SAME")
+        x = jax.nn.relu(linear_of_maps(params["dense"], x))
         return linear(params["out"], dropout(x, dropout_rate, key))
 
     return Model(init, apply)
