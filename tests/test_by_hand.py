@@ -19,12 +19,12 @@ ROUNDS, M, H, B, LR, SEED = 8, 2, 6, 10, 0.2, 5
 
 
 def documented_draws(round_, full):
-    """The rule of the README, written again: keys are folds of (seed, 1, round, client, step)."""
+    """The rule of docs/algorithms.md, again: keys are folds of (seed, 1, round, client, step)."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), 1), round_)
     draws = {}
     for k in fedmom.cohort(SEED, round_, len(SIZES), M).tolist():
         steps = (jax.random.fold_in(jax.random.fold_in(key, k), h) for h in range(H))
-        rows = [np.asarray(jax.random.randint(s, (B,), 0, SIZES[k])) for s in steps]
+        rows = [np.asarray(jax.random.bits(s, (B,))) % SIZES[k] for s in steps]
         draws[k] = [np.arange(SIZES[k])] if full else rows
     return draws
 
