@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import fedmom
 from conftest import population
 from fedmom.clients import LocalWork, compile_client, full_gradient
+from fedmom.data.federated import place
 from fedmom.rounds import Reply, State
 from fedmom.runtimes import local
 
@@ -206,3 +207,25 @@ def test_divergence_is_a_sentence_that_names_the_client():
 def test_an_impossible_cohort_is_refused(m):
     with pytest.raises(fedmom.FedMomError, match=f"clients-per-round {m} is not between 1 and"):
         one_round(Scripted(DELTAS), clients_per_round=m)
+
+
+def test_a_run_compiles_its_programs_once():
+    data = population([5, 9, 30])
+    model = fedmom.build_model("mlp:hidden=7", data.features)
+    work = LocalWork(lr=0.1, steps=2)
+    runtime, server = fedmom.LocalRuntime(data, model, work), fedmom.fedmom(1.0)
+    for seed in (0, 1):
+        state = fedmom.start(model, server, seed)
+        list(
+            fedmom.train(
+                state, runtime, server, samples=data.train.size, rounds=4, clients_per_round=2
+            )
+        )
+    assert compile_client(model, data.read, work)._cache_size() == 1
+
+
+def test_data_is_shared_with_jax_not_copied():
+    data = population([5, 9, 30])
+    placed = place(data.arrays)
+    for name in ("x", "y"):
+        assert placed[name].unsafe_buffer_pointer() == data.arrays[name].ctypes.data

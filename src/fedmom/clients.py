@@ -147,33 +147,35 @@ def client_update(model: Model, read: Reader, work: LocalWork) -> Callable[..., 
 
 
 class Task(NamedTuple):
-    """What tells one client's work in a round from another's; numbers, or arrays of many."""
+    """What tells one client's work in a round from another's, as numbers."""
 
     client: Any
     start: Any
     size: Any
     steps: Any
+    round: Any
 
 
 def compile_client(model: Model, read: Reader, work: LocalWork) -> Callable[..., Update]:
-    """Return the compiled ``program(params, arrays, task, key, round, lr, capacity)`` of a client.
+    """Return the compiled ``program(params, arrays, task, key, lr, capacity)`` of a client.
 
-    ``key`` is that of all clients; the client's own is folded from it inside. Only ``capacity`` is
-    part of the compiled shape: clients of all sizes, and step sizes, share the program, and
-    so do all runs in a process that differ in nothing else.
+    ``task`` is a Task as an array of 32-bit integers, which reaches a device quicker than its
+    numbers one by one; ``key`` is that of all clients, and the client's own is folded from it
+    inside. Only ``capacity`` is part of the compiled shape: clients of all sizes, and step
+    sizes, share the program, and so do all runs in a process that differ in nothing else.
     """
-    bare = replace(work, lr=1.0, steps=1, epochs=None, batches=_named_batches(work))
-    return _compiled(model, read, bare, cohort=False)
+    return _compiled(model, read, _bare(work), cohort=False)
 
 
 def compile_cohort(model: Model, read: Reader, work: LocalWork) -> Callable[..., Update]:
-    """Return the same for many clients at once: a task of arrays, and updates stacked."""
-    bare = replace(work, lr=1.0, steps=1, epochs=None, batches=_named_batches(work))
-    return _compiled(model, read, bare, cohort=True)
+    """Return the same for many clients at once: a task in each row, and updates stacked."""
+    return _compiled(model, read, _bare(work), cohort=True)
 
 
-def _named_batches(work: LocalWork) -> Literal["random", "shuffled"]:
-    return "shuffled" if work.shuffled else "random"
+def _bare(work: LocalWork) -> LocalWork:
+    """Return the work without the numbers that are handed to the program when it runs."""
+    named: Literal["random", "shuffled"] = "shuffled" if work.shuffled else "random"
+    return replace(work, lr=1.0, steps=1, epochs=None, batches=named)
 
 
 @lru_cache(maxsize=16)
@@ -183,14 +185,14 @@ def _compiled(model: Model, read: Reader, work: LocalWork, cohort: bool) -> Call
     def program(
         params: Params,
         arrays: Arrays,
-        task: Task,
+        task: jax.Array,
         key: jax.Array,
-        round_: jax.Array,
         lr: jax.Array,
         capacity: int,
     ) -> Update:
-        def one(task: Task) -> Update:
-            own = jax.random.fold_in(jax.random.fold_in(key, round_), task.client)
+        def one(numbers: jax.Array) -> Update:
+            task = Task(*numbers)
+            own = jax.random.fold_in(jax.random.fold_in(key, task.round), task.client)
             return update(params, arrays, task.start, task.size, own, task.steps, lr, capacity)
 
         return jax.vmap(one)(task) if cohort else one(task)

@@ -91,6 +91,8 @@ def train(
     population = int(samples.sum())
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
     step = _compile_step(server)
+    # Bound to its device like what comes out of a round, or the second round compiles again.
+    state = jax.device_put(state, jax.devices()[0])._replace(round=state.round)
     while state.round < rounds:
         began = time.perf_counter()
         chosen = cohort(seed, state.round, clients, clients_per_round)

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # The independent streams of one seed. Numbers, not an enum: they are folded into keys.
-_INIT, _CLIENTS, _COHORT = 0, 1, 2
+_INIT, _CLIENTS = 0, 1
 
 
 def init_key(seed: int) -> jax.Array:
@@ -23,7 +23,8 @@ def cohort(seed: int, round_: int, clients: int, size: int) -> NDArray[np.int64]
 
     Floyd's algorithm: as many draws as there are clients to pick, whatever the population.
     """
-    rng = np.random.default_rng((seed, round_, _COHORT))
+    # A counter-based generator is keyed by (seed, round) as they are, at no cost of seeding.
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed, round_], np.uint64)))
     chosen: set[int] = set()
     for top, draw in enumerate(
         rng.integers(0, np.arange(clients - size, clients), endpoint=True), clients - size

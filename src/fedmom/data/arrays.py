@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.federated import Features, FederatedData, Split, aligned
 from fedmom.data.repack import save_store
 from fedmom.data.store import cached, file_identity
 from fedmom.errors import FedMomError
@@ -39,14 +39,12 @@ def from_arrays(
     counts = [np.bincount(ids[marks == m], minlength=len(users)) for m in (False, True)]
     begin = np.cumsum(counts[0] + counts[1]) - counts[0] - counts[1]
     kept = inputs[order]
+    kept = aligned(kept if kept.dtype == np.uint8 else kept.astype(np.float32))
     return FederatedData(
         name=name,
         users=users,
         features=_features(inputs, int(labels.max()) + 1),
-        arrays={
-            "x": kept if kept.dtype == np.uint8 else kept.astype(np.float32),
-            "y": labels[order],
-        },
+        arrays={"x": kept, "y": aligned(labels[order].astype(np.int32))},
         train=Split(begin, counts[0]),
         test=Split(begin + counts[0], counts[1]),
     )

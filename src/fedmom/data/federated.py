@@ -21,6 +21,7 @@ from fedmom.errors import FedMomError
 
 Arrays = dict[str, jax.Array] | dict[str, NDArray[Any]]
 Batch = tuple[jax.Array, jax.Array]
+ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped files do
 Reader = Callable[[Arrays, jax.Array], Batch]
 
 
@@ -108,9 +109,23 @@ def place(arrays: Mapping[str, NDArray[Any]]) -> dict[str, jax.Array]:
     return {name: _shared(np.asarray(a)) for name, a in arrays.items()}
 
 
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that JAX can share: itself, or a copy that begins where XLA wants it."""
+    if _shareable(array):
+        return array
+    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    copy = room[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _shareable(array: NDArray[Any]) -> bool:
+    return array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+
+
 def _shared(array: NDArray[Any]) -> jax.Array:
-    # XLA shares memory that is aligned to 64 bytes, as mapped files and large arrays are.
-    if array.size and array.flags.c_contiguous and array.ctypes.data % 64 == 0:
+    if array.size and _shareable(array):
         return jax.dlpack.from_dlpack(np.asarray(_Lent(array)))
     return jnp.asarray(array)
 

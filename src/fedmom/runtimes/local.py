@@ -57,50 +57,45 @@ class LocalRuntime:
         tasks = [self._task(round_, client) for client in clients.tolist()]
         lr = schedules.at(self._work.lr, round_)
         if self._vectorized:
-            return self._at_once(params, round_, lr, tasks)
+            return self._at_once(params, lr, tasks)
         longest = self._step_seconds * max(task.steps for task in tasks)
         if self._workers == 1 or longest < SECONDS_WORTH_A_THREAD:
-            return (self._run(params, round_, lr, task) for task in tasks)
-        return self._threaded(params, round_, lr, tasks)
+            return (self._run(params, lr, task) for task in tasks)
+        return self._threaded(params, lr, tasks)
 
     def _task(self, round_: int, client: int) -> Task:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
-        return Task(client, start, size, self._work.count(round_, size))
+        return Task(client, start, size, self._work.count(round_, size), round_)
 
-    def _run(self, params: Params, round_: int, lr: float, task: Task) -> Reply:
+    def _run(self, params: Params, lr: float, task: Task) -> Reply:
         """Start a client; its reply may still be under way."""
-        room = capacity(self._work, task.size)
-        done = self._program(params, self._arrays, task, self._key, round_, lr, capacity=room)
+        numbers, room = np.array(task, np.int32), capacity(self._work, task.size)
+        done = self._program(params, self._arrays, numbers, self._key, lr, capacity=room)
         return Reply(task.client, *done)
 
-    def _run_and_wait(self, params: Params, round_: int, lr: float, task: Task) -> Reply:
+    def _run_and_wait(self, params: Params, lr: float, task: Task) -> Reply:
         began = time.perf_counter()
-        reply = self._run(params, round_, lr, task)
+        reply = self._run(params, lr, task)
         jax.tree.map(lambda leaf: leaf.block_until_ready(), (reply.delta, reply.norm))
         seconds = (time.perf_counter() - began) / task.steps
         self._step_seconds = min(self._step_seconds, seconds)
         return reply
 
-    def _threaded(
-        self, params: Params, round_: int, lr: float, tasks: Sequence[Task]
-    ) -> Iterator[Reply]:
+    def _threaded(self, params: Params, lr: float, tasks: Sequence[Task]) -> Iterator[Reply]:
         waiting: deque[Future[Reply]] = deque()
         for task in tasks:
-            waiting.append(self._pool.submit(self._run_and_wait, params, round_, lr, task))
+            waiting.append(self._pool.submit(self._run_and_wait, params, lr, task))
             if len(waiting) > self._workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
-    def _at_once(
-        self, params: Params, round_: int, lr: float, tasks: Sequence[Task]
-    ) -> Iterator[Reply]:
+    def _at_once(self, params: Params, lr: float, tasks: Sequence[Task]) -> Iterator[Reply]:
         for first in range(0, len(tasks), CLIENTS_AT_ONCE):
             part = tasks[first : first + CLIENTS_AT_ONCE]
             room = max(capacity(self._work, task.size) for task in part)
-            stacked = Task(*(np.array(column, np.int32) for column in zip(*part, strict=True)))
             deltas, losses, norms = self._program(
-                params, self._arrays, stacked, self._key, round_, lr, capacity=room
+                params, self._arrays, np.array(part, np.int32), self._key, lr, capacity=room
             )
             for i, task in enumerate(part):
                 yield Reply(task.client, jax.tree.map(lambda d: d[i], deltas), losses[i], norms[i])  # noqa: B023

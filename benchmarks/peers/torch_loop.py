@@ -1,0 +1,30 @@
+"""PyTorch by hand: one process, one thread, one client after another."""
+
+import numpy as np
+import torch
+import work as w
+from torch_nets import build, flatten, tensors, train_client
+
+
+def main():
+    options = w.arguments()
+    torch.set_num_threads(1)
+    net = build(options.work)
+    local = flatten(net)
+    x, y = tensors(options.work)
+    server, total = local.clone(), torch.zeros_like(local)
+    rng = np.random.default_rng(1)
+
+    def round_():
+        total.zero_()
+        for k in w.cohort(rng, options.work, options.clients_per_round):
+            local.copy_(server)
+            train_client(options.work, net, x[k], y[k])
+            total.add_(local)
+        torch.div(total, options.clients_per_round, out=server)
+
+    w.measure(round_, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What do clients, cohorts and local steps cost? Run: python benchmarks/scaling.py
+
+Trains LeNet-5 on random pictures in packed stores, and prints milliseconds per client-step for
+more clients in the population (K), more clients in a round (M) and more local steps (H), each as
+a ratio to the base case; the peak memory of each; and the rounds per second of the smallest work
+there is. Every measurement is a process of its own, and the repeats alternate.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, track
+from rich.table import Table
+
+import fedmom
+from fedmom.data.store import Packer, open_store
+
+ERR = Console(stderr=True)
+SAMPLES = 2  # of a client: a million clients are 1.6 GB
+CLASSES = 62
+WARM_UP = 2  # rounds; the first may run on parameters that are placed otherwise than later ones
+CLIENT_STEPS = 6_000  # in the timed part of a measurement, about
+
+
+class Case(NamedTuple):
+    """Clients in the population, clients in a round, local steps."""
+
+    k: int = 1_000
+    m: int = 10
+    h: int = 10
+    model: str = "lenet5"
+
+
+class Cost(NamedTuple):
+    """What a case took."""
+
+    ms: float
+    rounds_per_second: float
+    peak_mb: float
+
+
+BASE = Case()
+LOGREG = Case(m=2, h=1, model="logreg")
+CASES = [
+    BASE,
+    Case(k=1_000_000),
+    Case(m=2),
+    Case(m=100),
+    Case(m=1000),
+    Case(h=1),
+    Case(h=100),
+    LOGREG,
+]
+
+
+def pack(folder: Path, clients: int) -> None:
+    """Stream random clients into a store."""
+    rng = np.random.default_rng(0)
+    with Packer(
+        folder,
+        name=f"{clients} clients",
+        features=fedmom.Features("picture", (28, 28), CLASSES),
+        columns={"x": ("uint8", (28, 28)), "y": ("uint8", ())},
+        source={"generated": True},
+    ) as packer:
+        for k in track(
+            range(clients), f"packing {clients:,} clients", console=ERR, disable=not ERR.is_terminal
+        ):
+            x = np.frombuffer(rng.bytes(SAMPLES * 784), np.uint8).reshape(SAMPLES, 28, 28)
+            y = rng.integers(0, CLASSES, SAMPLES, np.uint8)
+            packer.add(f"u{k}", {"x": x, "y": y}, train=(0, SAMPLES), test=(0, 0))
+
+
+def measure(folder: str, case: Case) -> Cost:
+    """Train in this process, and return what it took once all is compiled."""
+    data = open_store(Path(folder))
+    model = fedmom.build_model(case.model, data.features)
+    server = fedmom.fedavg(eta=case.k / case.m)
+    rounds = max(2, CLIENT_STEPS // (case.m * case.h))
+    loop = fedmom.train(
+        fedmom.start(model, server, 0),
+        fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.001, steps=case.h)),
+        server,
+        samples=data.train.size,
+        rounds=rounds + WARM_UP,
+        clients_per_round=case.m,
+    )
+    for _ in range(WARM_UP):
+        next(loop)
+    began = time.perf_counter()
+    for state, _ in loop:
+        last = state
+    jax.block_until_ready(last.params)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Cost(1000 * seconds / (rounds * case.m * case.h), rounds / seconds, peak)
+
+
+def measure_all(stores: dict[int, Path], repeats: int) -> dict[Case, list[Cost]]:
+    """Measure every case, each time in a new process, so that its peak memory is its own."""
+    context = multiprocessing.get_context("spawn")
+    costs: dict[Case, list[Cost]] = {case: [] for case in CASES}
+    with Progress(console=ERR, disable=not ERR.is_terminal) as progress:
+        bar = progress.add_task("measuring", total=repeats * len(CASES))
+        for _ in range(repeats):
+            for case in CASES:
+                with context.Pool(1) as pool:
+                    costs[case].append(pool.apply(measure, (str(stores[case.k]), case)))
+                progress.advance(bar)
+    return costs
+
+
+def table(costs: dict[Case, list[Cost]]) -> Table:
+    """One row for each case; ratios are to the base case of the same repeat."""
+    shown = Table(box=None, title="LeNet-5; ratios to the first row")
+    for column in ("K", "M", "H", "ms per client-step", "ratio", "peak MB"):
+        shown.add_column(column, justify="right")
+    for case in CASES:
+        if case == LOGREG:
+            continue
+        ratios = [c.ms / b.ms for c, b in zip(costs[case], costs[BASE], strict=True)]
+        shown.add_row(
+            *(f"{n:,}" for n in case[:3]),
+            f"{statistics.median(c.ms for c in costs[case]):.3f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{statistics.median(c.peak_mb for c in costs[case]):,.0f}",
+        )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    with tempfile.TemporaryDirectory() as folder:
+        stores = {k: Path(folder) / str(k) for k in sorted({case.k for case in CASES})}
+        for k, store in stores.items():
+            pack(store, k)
+        costs = measure_all(stores, repeats)
+    Console().print(table(costs))
+    rate = statistics.median(c.rounds_per_second for c in costs[LOGREG])
+    Console().print(f"Logistic regression, H=1, M=2: {rate:,.0f} rounds per second.")
+
+
+if __name__ == "__main__":
+    main()
