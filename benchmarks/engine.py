@@ -360,7 +360,7 @@ def machine() -> str:
     kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
     return (
         f"{model}, {os.cpu_count()} cores, {kilobytes / 2**20:.0f} GB of memory, no accelerator"
-        f" used; {platform.system()} {platform.release()}, Python {platform.python_version()}"
+        f" used; {platform.system()} {'.'.join(platform.release().split('.')[:2])}, Python {platform.python_version()}"
     )
 
 

@@ -77,6 +77,13 @@ def test_commands_run(workplace, block):
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
+def test_benchmarks_that_are_named_are_there():
+    named = re.findall(r"^python (benchmarks/\S+)", "\n".join(p.read_text() for p in PAGES), re.M)
+    assert named
+    for script in named:
+        assert (ROOT / script).is_file()
+
+
 @pytest.mark.parametrize("block", blocks("python"))
 def test_snippets_run(workplace, block):
     done = subprocess.run(
