@@ -358,9 +358,10 @@ def machine() -> str:
     info = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((x.split(":")[1].strip() for x in info if x.startswith("model name")), "CPU")
     kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
+    system = ".".join(platform.release().split(".")[:2])
     return (
         f"{model}, {os.cpu_count()} cores, {kilobytes / 2**20:.0f} GB of memory, no accelerator"
-        f" used; {platform.system()} {'.'.join(platform.release().split('.')[:2])}, Python {platform.python_version()}"
+        f" used; {platform.system()} {system}, Python {platform.python_version()}"
     )
 
 
