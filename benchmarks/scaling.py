@@ -2,8 +2,9 @@
 
 Trains LeNet-5 on random pictures in packed stores, and prints milliseconds per client-step for
 more clients in the population (K), more clients in a round (M) and more local steps (H), each as
-a ratio to the base case; the peak memory of each; and the rounds per second of the smallest work
-there is. Every measurement is a process of its own, and the repeats alternate.
+a ratio to the base case; the peak memory of each; the rounds per second of the smallest work
+there is; and what an evaluation costs beside its bare forward pass. Every measurement is a
+process of its own, and the repeats alternate.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +25,7 @@ from rich.table import Table
 
 import fedmom
 from fedmom.data.store import Packer, open_store
+from fedmom.metrics import CHUNK
 
 ERR = Console(stderr=True)
 SAMPLES = 2  # of a client: a million clients are 1.6 GB
@@ -105,18 +108,53 @@ def measure(folder: str, case: Case) -> Cost:
     return Cost(1000 * seconds / (rounds * case.m * case.h), rounds / seconds, peak)
 
 
+EVALUATED = {"lenet5": "glyphs", "char_lstm": "shakespeare:roles=20,samples=1000"}
+
+
+def evaluation(name: str) -> float:
+    """Return the time of an evaluation over that of the forward pass alone, in equal batches."""
+    data = fedmom.load_data(EVALUATED[name])
+    model = fedmom.build_model(name, data.features)
+    params = model.init(jax.random.key(0))
+    evaluate = fedmom.Evaluator(model, data)
+    split = data.train
+    rows = np.concatenate(
+        [np.arange(b, b + n) for b, n in zip(split.start, split.size, strict=True)]
+    )
+    rows = rows[: len(rows) - len(rows) % CHUNK]  # whole batches
+    inputs = [data.read(data.arrays, r)[0] for r in rows.reshape(-1, CHUNK)]
+    forward = jax.jit(lambda p, x: model.apply(p, x, None))
+
+    def bare() -> None:
+        jax.block_until_ready([forward(params, x) for x in inputs])
+
+    ratios = []
+    for _ in range(6):
+        spent = []
+        for work in (lambda: evaluate(params, "train"), bare):
+            began = time.perf_counter()
+            work()
+            spent.append(time.perf_counter() - began)
+        ratios.append(spent[0] / spent[1])
+    return statistics.median(ratios[1:])  # the first pair compiles
+
+
 def measure_all(stores: dict[int, Path], repeats: int) -> dict[Case, list[Cost]]:
     """Measure every case, each time in a new process, so that its peak memory is its own."""
-    context = multiprocessing.get_context("spawn")
     costs: dict[Case, list[Cost]] = {case: [] for case in CASES}
     with Progress(console=ERR, disable=not ERR.is_terminal) as progress:
         bar = progress.add_task("measuring", total=repeats * len(CASES))
         for _ in range(repeats):
             for case in CASES:
-                with context.Pool(1) as pool:
-                    costs[case].append(pool.apply(measure, (str(stores[case.k]), case)))
+                costs[case].append(apart(measure, str(stores[case.k]), case))
                 progress.advance(bar)
     return costs
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
 
 
 def table(costs: dict[Case, list[Cost]]) -> Table:
@@ -147,6 +185,9 @@ def main() -> None:
             pack(store, k)
         costs = measure_all(stores, repeats)
     Console().print(table(costs))
+    for name in EVALUATED:
+        ratio = apart(evaluation, name)
+        Console().print(f"Evaluation of {name}: {ratio:.2f} times the bare forward pass.")
     rate = statistics.median(c.rounds_per_second for c in costs[LOGREG])
     Console().print(f"Logistic regression, H=1, M=2: {rate:,.0f} rounds per second.")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedmom
 from conftest import population
-from fedmom.clients import LocalWork, compile_client, full_gradient
+from fedmom.clients import LocalWork, compile_client, compile_few, full_gradient
 from fedmom.data.federated import place
 from fedmom.rounds import Reply, State
 from fedmom.runtimes import local
@@ -157,12 +157,43 @@ def test_a_vectorized_cohort_equals_one_client_after_another(work, monkeypatch):
     np.testing.assert_allclose(leaves(one), leaves(many), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("worth", [0.0, float("inf")])
-def test_short_clients_run_inline_with_the_same_bits(worth, monkeypatch):
-    data, work = population([5, 9, 30, 2, 17]), LocalWork(lr=0.1, steps=3)
-    expected = trained(data, work, m=3)[1]
-    monkeypatch.setattr(local, "SECONDS_WORTH_A_THREAD", worth)
-    np.testing.assert_array_equal(leaves(trained(data, work, m=3)[1]), leaves(expected))
+@pytest.mark.parametrize(
+    "work",
+    [LocalWork(lr=0.1, steps=3), LocalWork(lr=0.1, epochs=2, batch_size=4), full_gradient(0.2)],
+    ids=["steps", "epochs", "full"],
+)
+def test_a_few_short_clients_in_one_call_equal_clients_on_threads(work, monkeypatch):
+    monkeypatch.setattr(local, "FEW_AT_ONCE", 2)  # so that 3 clients take two calls
+    data = population([5, 9, 30, 2, 17])
+    found = []
+    for short in (0, float("inf")):
+        monkeypatch.setattr(local, "SHORT", short)
+        found.append(leaves(trained(data, work, m=3)[1]))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+
+
+def test_how_a_round_is_computed_does_not_depend_on_a_clock(monkeypatch):
+    """The same cohort goes the same way again: counted work decides, so that bits repeat."""
+    ways = []
+    for name in ("_few_at_once", "_threaded"):
+        way = getattr(local.LocalRuntime, name)
+
+        def noted(*args, way=way, name=name):
+            ways.append(name)
+            return way(*args)
+
+        monkeypatch.setattr(local.LocalRuntime, name, noted)
+    data, work = population([5, 9, 30, 2, 17]), LocalWork(lr=0.1, epochs=1, batch_size=4)
+    longest = fedmom.build_model("logreg", data.features).init(jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(longest))
+    monkeypatch.setattr(local, "SHORT", size * 16 + 1)  # a client of 17 samples is long
+    trained(data, work, rounds=6, m=1)
+    expected = [
+        "_threaded" if max(-(-data.train.size[c] // 4) * 4) > 16 else "_few_at_once"
+        for c in (fedmom.cohort(0, t, 5, 1) for t in range(6))
+    ]
+    assert ways == expected
+    assert set(ways) == {"_few_at_once", "_threaded"}
 
 
 @pytest.mark.parametrize("size", [8, 17, 24])
@@ -221,7 +252,7 @@ def test_a_run_compiles_its_programs_once():
                 state, runtime, server, samples=data.train.size, rounds=4, clients_per_round=2
             )
         )
-    assert compile_client(model, data.read, work)._cache_size() == 1
+    assert compile_few(model, data.read, work)._cache_size() == 1
 
 
 def test_data_is_shared_with_jax_not_copied():

@@ -164,12 +164,17 @@ def compile_client(model: Model, read: Reader, work: LocalWork) -> Callable[...,
     inside. Only ``capacity`` is part of the compiled shape: clients of all sizes, and step
     sizes, share the program, and so do all runs in a process that differ in nothing else.
     """
-    return _compiled(model, read, _bare(work), cohort=False)
+    return _compiled(model, read, _bare(work), "one")
+
+
+def compile_few(model: Model, read: Reader, work: LocalWork) -> Callable[..., tuple[Update, ...]]:
+    """Return the same for a few clients, one after another in one call, and an update of each."""
+    return _compiled(model, read, _bare(work), "few")
 
 
 def compile_cohort(model: Model, read: Reader, work: LocalWork) -> Callable[..., Update]:
     """Return the same for many clients at once: a task in each row, and updates stacked."""
-    return _compiled(model, read, _bare(work), cohort=True)
+    return _compiled(model, read, _bare(work), "cohort")
 
 
 def _bare(work: LocalWork) -> LocalWork:
@@ -179,7 +184,9 @@ def _bare(work: LocalWork) -> LocalWork:
 
 
 @lru_cache(maxsize=16)
-def _compiled(model: Model, read: Reader, work: LocalWork, cohort: bool) -> Callable[..., Update]:
+def _compiled(
+    model: Model, read: Reader, work: LocalWork, clients: Literal["one", "few", "cohort"]
+) -> Callable[..., Any]:
     update = client_update(model, read, work)
 
     def program(
@@ -189,13 +196,18 @@ def _compiled(model: Model, read: Reader, work: LocalWork, cohort: bool) -> Call
         key: jax.Array,
         lr: jax.Array,
         capacity: int,
-    ) -> Update:
+    ) -> Any:
         def one(numbers: jax.Array) -> Update:
             task = Task(*numbers)
             own = jax.random.fold_in(jax.random.fold_in(key, task.round), task.client)
             return update(params, arrays, task.start, task.size, own, task.steps, lr, capacity)
 
-        return jax.vmap(one)(task) if cohort else one(task)
+        if clients == "one":
+            return one(task)
+        if clients == "cohort":
+            return jax.vmap(one)(task)
+        stacked = jax.lax.map(one, task)
+        return tuple(jax.tree.map(lambda a: a[i], stacked) for i in range(len(task)))  # noqa: B023
 
     return jax.jit(program, static_argnames="capacity")
 
