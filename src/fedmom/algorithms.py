@@ -22,6 +22,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedsgd": Algorithm(server.fedavg, "one full gradient per client", full_gradient=True),
     "fedavg": Algorithm(server.fedavg, "model averaging (Algorithm 1)"),
     "fedmom": Algorithm(server.fedmom, "Nesterov momentum on the server (Algorithm 3)", 0.9),
+    "fedmom_zero_start": Algorithm(
+        server.fedmom_zero_start, "FedMom with v_0 = 0, as in its author's code", 0.9
+    ),
     "fedavgm": Algorithm(server.fedavgm, "heavy-ball momentum (Hsu et al. 2019)", 0.9),
     "fedadagrad": Algorithm(server.fedadagrad, "Adagrad (Reddi et al. 2021)", 0.0, step=0.01),
     "fedadam": Algorithm(server.fedadam, "Adam (Reddi et al. 2021)", 0.9, step=0.01),

@@ -16,13 +16,18 @@ from rich.table import Table
 
 from fedmom import config as settings
 from fedmom import console as display
-from fedmom import data, models, report, runs, schedules, specs, sweeps
+from fedmom import data, models, overview, report, runs, schedules, specs, sweeps
 from fedmom.algorithms import ALGORITHMS
 from fedmom.cli_data import data_commands
+from fedmom.cli_paper import paper
+from fedmom.cli_report import report as report_command
+from fedmom.cli_report import watch
+from fedmom.cli_theory import theory_commands
 from fedmom.config import RunConfig
 from fedmom.data.store import cache_folder
 from fedmom.errors import FedMomError
 from fedmom.runs import RunFolder
+from fedmom.theory import check
 
 # What `fedmom compare` shows a newcomer: the paper's character model on short roles, in
 # minutes on a laptop. The lr is one where FedMom leads; at 1.0 FedAvg ends ahead (README).
@@ -71,7 +76,11 @@ def cli() -> None:
       fedmom data --help                   look at datasets, and prepare them
       fedmom run --data synthetic          one run, with FedMom
       fedmom sweep --help                  a grid of settings, on all cores
+      fedmom paper                         the paper's tables and figures, and its claims judged
+      fedmom theory --help                 what the convergence theory says of a task
       fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
+      fedmom report runs/compare           a page about runs, with curves and tables
+      fedmom watch runs/compare            the same page while they go on
     """
 
 
@@ -195,6 +204,10 @@ def list_() -> None:
 
 
 cli.add_command(data_commands)
+cli.add_command(paper)
+cli.add_command(theory_commands)
+cli.add_command(report_command)
+cli.add_command(watch)
 
 
 def gather(file: Path | None, options: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +260,7 @@ def free_folder(name: str) -> Path:
 
 def execute(folder: RunFolder, experiment: settings.Experiment, label: str) -> None:
     """Run in a folder, with progress."""
-    for note in experiment.notes:
+    for note in experiment.notes or check.notes(experiment):
         ERR.print(f"note: {note}", style="yellow", highlight=False)
     watchers: list[Any] = [display.watch(OUT, label)]
     if experiment.config.tensorboard:
@@ -280,17 +293,11 @@ def finish_comparison(folder: Path) -> None:
     config = RunFolder.open(folder / names[-1]).experiment().config
     title = f"{config.model} on {config.data}: M={config.clients_per_round}, lr {config.lr}"
     OUT.print(report.table(curves))
-    OUT.print(verdict(curves), highlight=False)
-    OUT.print(f"Figure: {report.figure(curves, folder / 'compare.png', title)}")
-
-
-def verdict(curves: list[report.Curves]) -> str:
-    """Say in a sentence who was faster."""
-    goal = report.target(curves)
-    reached = {c.label: r for c in curves if (r := report.rounds_to(c, goal)) is not None}
-    fastest = min(reached, key=lambda name: reached[name])
-    others = ", ".join(f"{n} {r}" for n, r in reached.items() if n != fastest) or "no other did"
-    return f"Test accuracy {goal:.3f}: {fastest} took {reached[fastest]} rounds ({others})."
+    groups = report.alone(curves)
+    OUT.print(report.verdict(groups, report.target(groups)), highlight=False)
+    figure, page = overview.write_comparison(folder, title)
+    OUT.print(f"Figure: {figure}")
+    OUT.print(f"Page: {page}")
 
 
 def set_up_jax() -> None:

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedmom import data as datasets
-from fedmom import models, schedules, specs
+from fedmom import diagnostics, models, schedules, specs
 from fedmom.algorithms import ALGORITHMS
 from fedmom.clients import SOLVERS, LocalWork, full_gradient
 from fedmom.data import FederatedData
@@ -141,13 +141,24 @@ class RunConfig(BaseModel):
         description="Samples per evaluation and split, spread over all clients; all: every one.",
     )
     tensorboard: bool = Field(False, description="Also write TensorBoard files (an extra).")
+    diagnostics: bool = Field(
+        False,
+        description="Also log alignment with the full gradient, client drift, dissimilarity and"
+        " effective step (docs/theory.md).",
+    )
+    diagnostics_every: int | None = Field(
+        None,
+        ge=1,
+        description="Rounds between diagnostics [default: so many that they take less than a"
+        " tenth of the run's time].",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _no_booleans(cls, values: Any) -> Any:
         """Refuse `rounds = true`, which would count as 1."""
         for key, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, bool) and key != "tensorboard":
+            if isinstance(value, bool) and key not in ("tensorboard", "diagnostics"):
                 raise FedMomError(f"{_kebab(key)} = {str(value).lower()} is not a value for it")
         return values
 
@@ -168,6 +179,11 @@ class RunConfig(BaseModel):
             raise FedMomError(
                 f"{self.algorithm} takes one step on all of a client's data; leave local-steps"
                 " and local-epochs out, or take fedavg"
+            )
+        if self.diagnostics_every is not None and not self.diagnostics:
+            raise FedMomError(
+                f"diagnostics-every {self.diagnostics_every} is given, but no diagnostics are"
+                " asked for. Add --diagnostics (diagnostics = true), or leave it out"
             )
         return self
 
@@ -230,6 +246,10 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
         )
     config = _complete(config, data)
     algorithm = ALGORITHMS[config.algorithm]
+    work = _work(config)
+    if config.diagnostics and config.diagnostics_every is None:
+        every = diagnostics.plan(work, data.train.size, config.rounds)
+        config = config.model_copy(update={"diagnostics_every": every})
     eta = schedules.parse(config.server_lr)
     beta = {} if config.momentum is None else {"beta": config.momentum}
     return Experiment(
@@ -237,7 +257,7 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
         data=data,
         model=models.build(config.model, data.features),
         server=algorithm.optimizer(eta, **beta),
-        work=_work(config),
+        work=work,
         notes=tuple(_eta_notes(config, eta, data.clients)),
     )
 
@@ -286,7 +306,7 @@ def _eta_notes(config: RunConfig, eta: float | schedules.Schedule, clients: int)
         return []
     return [
         f"server-lr {outside[0]:g} is outside [1, K/M] = [1, {top:g}], where the paper's theory"
-        " holds for population weights. `--server-lr auto` takes K/M."
+        " holds for population weights (docs/theory.md). `--server-lr auto` takes K/M."
     ]
 
 

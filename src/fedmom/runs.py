@@ -19,9 +19,10 @@ from safetensors.numpy import load_file, save
 from fedmom import config as settings
 from fedmom.config import Experiment, RunConfig
 from fedmom.data import FederatedData
+from fedmom.diagnostics import Diagnostics
 from fedmom.errors import FedMomError
 from fedmom.metrics import Evaluator
-from fedmom.rounds import Record, State, start, train
+from fedmom.rounds import Record, Runtime, State, start, train
 from fedmom.runtimes.local import LocalRuntime
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -163,12 +164,16 @@ def execute(
     """
     config = experiment.config
     evaluate = _evaluation(folder, experiment, watchers)
+    runtime, diagnostics = _runtime(experiment, workers)
     with folder.locked():
         done = _begin(folder, experiment, watchers, evaluate)
         saved_at = time.monotonic()
         try:
-            for state, record in _loop(experiment, done, workers):
-                folder.append("rounds.jsonl", [asdict(record)])
+            for state, record in _loop(experiment, done, runtime):
+                row = asdict(record)
+                if diagnostics and (found := diagnostics.of(record, state.params)):
+                    row["diagnostics"] = found
+                folder.append("rounds.jsonl", [row])
                 for watcher in watchers:
                     watcher.round(record)
                 due = state.round % config.eval_every == 0 or state.round == config.rounds
@@ -218,15 +223,31 @@ def _evaluation(
     return evaluate
 
 
-def _loop(
-    experiment: Experiment, state: State, workers: int | None
-) -> Iterator[tuple[State, Record]]:
+def _runtime(experiment: Experiment, workers: int | None) -> tuple[Runtime, Diagnostics | None]:
+    """Return where the clients live, and what takes notes of them if that is asked for."""
+    config = experiment.config
+    runtime = LocalRuntime(
+        experiment.data, experiment.model, experiment.work, seed=config.seed, workers=workers
+    )
+    if config.diagnostics_every is None:
+        return runtime, None
+    noting = Diagnostics(
+        runtime,
+        experiment.data,
+        experiment.model,
+        experiment.work,
+        every=config.diagnostics_every,
+        weighting=config.weighting,
+        seed=config.seed,
+    )
+    return noting, noting
+
+
+def _loop(experiment: Experiment, state: State, runtime: Runtime) -> Iterator[tuple[State, Record]]:
     config = experiment.config
     return train(
         state,
-        LocalRuntime(
-            experiment.data, experiment.model, experiment.work, seed=config.seed, workers=workers
-        ),
+        runtime,
         experiment.server,
         samples=experiment.data.train.size,
         rounds=config.rounds,

@@ -54,6 +54,22 @@ def fedmom(eta: Eta = 1.0, beta: float = 0.9) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
+def fedmom_zero_start(eta: Eta = 1.0, beta: float = 0.9) -> optax.GradientTransformation:
+    """FedMom with ``v_0 = 0`` instead of w_0, as in the first author's code of 2019.
+
+    Its first ``v' - v`` is ``w_0 - η g``, so as a velocity it starts from ``β d_0 = w_0``.
+    """
+    paper = fedmom(eta, beta)
+
+    def init(params: Params) -> FedMomState:
+        state: FedMomState = paper.init(params)
+        if beta == 0:  # v is never used
+            return state
+        return state._replace(velocity=jax.tree.map(lambda w: w / beta, params))
+
+    return optax.GradientTransformation(init, paper.update)
+
+
 def fedavgm(eta: Eta = 1.0, beta: float = 0.9) -> optax.GradientTransformation:
     """FedAvgM (Hsu et al. 2019): heavy-ball momentum, ``m' = β m + g``, ``w' = w - η m'``."""
     check_beta(beta)

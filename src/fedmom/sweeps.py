@@ -7,7 +7,8 @@ import json
 import os
 import statistics
 import threading
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -51,44 +52,59 @@ def create(folder: Path, configs: Mapping[str, RunConfig]) -> None:
     """Make the folder of a sweep, with a folder for every run of it."""
     if (folder / "sweep.json").exists():
         raise FedMomError(f"{folder} already holds a sweep. Go on with it: fedmom resume {folder}.")
-    loaded = _Loaded()
+    loaded = Loaded()
     for name, config in configs.items():
         RunFolder.create(folder / name, settings.prepare(config, loaded[config.data]))
     runs.write_atomic(folder / "sweep.json", json.dumps(list(configs)).encode())
 
 
 def finish(folder: Path, console: Console) -> dict[str, str]:
-    """Run what is left of a sweep; return why runs stopped early, by name.
-
-    Each run has one thread, so that the cores are filled by independent runs, and all share
-    one copy of the data and its compiled programs.
-    """
+    """Run what is left of a sweep; return why runs stopped early, by name."""
     names = json.loads((folder / "sweep.json").read_text())
     experiments = _experiments(folder, names)
-    stop = threading.Event()
     stopped: dict[str, str] = {}
-    with (
-        _progress(console) as progress,
-        ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="run") as pool,
-    ):
+    with _progress(console) as progress:
         total = sum(e.config.rounds for e in experiments.values())
         task = progress.add_task(f"{len(names)} runs", total=total)
+        side_by_side(
+            {folder / name: experiment for name, experiment in experiments.items()},
+            lambda _, rounds: progress.advance(task, rounds),
+            lambda path, why: stopped.update({path.name: why}),
+        )
+    return stopped
+
+
+def side_by_side(
+    experiments: Mapping[Path, Experiment],
+    advanced: Callable[[Path, int], None],
+    stopped: Callable[[Path, str], None],
+) -> None:
+    """Run, or go on with, the run in every folder, as many at a time as there are cores.
+
+    Each run has one thread, so that the cores are filled by independent runs, and all share
+    one copy of the data and its compiled programs. ``advanced`` hears of rounds that are done,
+    on the threads of the runs, and ``stopped`` of runs that end early, and why.
+    """
+    # Runs that begin together compile the same programs, and one may find what another is just
+    # writing to JAX's cache on disk. JAX then compiles it itself; nothing to tell the user.
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
+    stop = threading.Event()
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="run") as pool:
         futures = {
-            pool.submit(_run, folder / name, e, _Tick(progress, task, stop)): name
-            for name, e in experiments.items()
+            pool.submit(_run, path, experiment, _Tick(path, advanced, stop)): path
+            for path, experiment in experiments.items()
         }
         try:
             for future in as_completed(futures):
                 error = future.exception()
                 if isinstance(error, FedMomError):
-                    stopped[futures[future]] = str(error)
+                    stopped(futures[future], str(error))
                 elif error is not None:
                     raise error
         except BaseException:
             stop.set()  # every run ends after its round, with its checkpoint written
             pool.shutdown(cancel_futures=True)
             raise
-    return stopped
 
 
 def summary(folder: Path, stopped: Mapping[str, str]) -> tuple[Table, Path]:
@@ -115,16 +131,18 @@ def summary(folder: Path, stopped: Mapping[str, str]) -> tuple[Table, Path]:
 
 
 class _Tick:
-    """Moves the sweep's bar by a round, and ends its run when the sweep is stopped."""
+    """Tells of every round that is done, and ends its run when all are to stop."""
 
-    def __init__(self, progress: Progress, task: Any, stop: threading.Event) -> None:
-        self._progress, self._task, self._stop = progress, task, stop
+    def __init__(
+        self, path: Path, advanced: Callable[[Path, int], None], stop: threading.Event
+    ) -> None:
+        self._path, self._advanced, self._stop = path, advanced, stop
 
     def begin(self, _experiment: Experiment, round_: int) -> None:
-        self._progress.advance(self._task, round_)
+        self._advanced(self._path, round_)
 
     def round(self, _record: Record) -> None:
-        self._progress.advance(self._task)
+        self._advanced(self._path, 1)
         if self._stop.is_set():
             raise KeyboardInterrupt
 
@@ -133,12 +151,12 @@ class _Tick:
 
 
 def _experiments(folder: Path, names: Iterable[str]) -> dict[str, Experiment]:
-    loaded = _Loaded()
+    loaded = Loaded()
     opened = {name: RunFolder.open(folder / name) for name in names}
     return {name: run.experiment(loaded[run.settings().data]) for name, run in opened.items()}
 
 
-class _Loaded(dict[str, FederatedData]):
+class Loaded(dict[str, FederatedData]):
     """Datasets by their spec, each loaded once."""
 
     def __missing__(self, spec: str) -> FederatedData:

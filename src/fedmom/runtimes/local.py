@@ -85,7 +85,8 @@ class LocalRuntime:
     def _run(self, params: Params, lr: float, task: Task) -> Reply:
         numbers, room = np.array(task, np.int32), capacity(self._work, task.size)
         done = self._one(params, self._arrays, numbers, self._key, lr, capacity=room)
-        return Reply(task.client, *jax.block_until_ready(done))
+        jax.tree.map(lambda leaf: leaf.block_until_ready(), done)
+        return Reply(task.client, *done)
 
     def _threaded(self, params: Params, lr: float, tasks: Sequence[Task]) -> Iterator[Reply]:
         waiting: deque[Future[Reply]] = deque()

@@ -1,0 +1,6 @@
+"""One self-contained HTML page: words, figures, tables, verdicts, settings; also served live."""
+
+from fedmom.page.build import write_page
+from fedmom.page.sections import Part, Section, Settings, Status, Verdict, Words
+
+__all__ = ["Part", "Section", "Settings", "Status", "Verdict", "Words", "write_page"]

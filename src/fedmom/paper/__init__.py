@@ -1,0 +1,1 @@
+"""The paper's experiments, from the plan to the page: ``fedmom paper``."""

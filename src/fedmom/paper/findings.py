@@ -1,0 +1,180 @@
+"""What the runs that have ended show, gathered for figures, tables and verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fedmom.errors import FedMomError
+from fedmom.paper import plan, probes
+from fedmom.paper.numbers import Measures, Run, measure
+from fedmom.paper.plan import METHODS, PAPER, RIVALS, Scale, Task, Variant
+from fedmom.paper.probes import Directions
+from fedmom.paper.running import Cache
+
+Curves = Mapping[str, Mapping[float, Sequence[Run]]]  # by method, then by what is varied
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in a contest, at its step size."""
+
+    lr: float
+    at_edge: bool  # γ is the first or last of its grid
+    measures: Measures
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Methods that are compared in one setting."""
+
+    where: str
+    entries: Mapping[str, Entry]  # by algorithm
+
+    @property
+    def target(self) -> float:
+        """The test accuracy that rounds are counted to."""
+        return next(iter(self.entries.values())).measures.target
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything, by the task's name where it is of one task. What has not ended is left out."""
+
+    scale: Scale
+    equal: Mapping[str, Contest]
+    own: Mapping[str, Contest]
+    over_lr: Mapping[str, Curves]
+    over_epochs: Curves
+    directions: Mapping[str, Directions]
+    beyond: Mapping[str, Contest]  # by variant
+    author: Mapping[str, Measures]  # by label
+
+
+def gather(
+    cache: Cache, scale: Scale, parts: Sequence[str], folder: Path, console: Console, replay: bool
+) -> Findings:
+    """Read what has ended; replay FedAvg's runs, where allowed, for those parts that ask for it."""
+    equal = {task.name: _equal(cache, scale, task) for task in scale.tasks}
+    own = {task.name: _own(cache, scale, task, METHODS, PAPER) for task in scale.tasks}
+    beyond = {v.name: _own(cache, scale, scale.femnist, RIVALS, v) for v in scale.variants}
+    directions = {
+        task.name: found
+        for task in scale.tasks
+        if (
+            found := _directions(
+                cache, scale, task, folder, console, replay and _asked(task, parts)
+            )
+        )
+    }
+    return Findings(
+        scale,
+        {name: contest for name, contest in equal.items() if contest.entries},
+        {name: contest for name, contest in own.items() if contest.entries},
+        {task.name: _over_lr(cache, scale, task) for task in scale.tasks},
+        _over_epochs(cache, scale),
+        directions,
+        {name: contest for name, contest in beyond.items() if contest.entries},
+        _author(cache, scale),
+    )
+
+
+def _asked(task: Task, parts: Sequence[str]) -> bool:
+    return "fig3" in parts or ("fig4" in parts and task.name == plan.FULL.femnist.name)
+
+
+def _equal(cache: Cache, scale: Scale, task: Task) -> Contest:
+    choice = cache.choice(scale.grid(task, "fedavg", scale.seeds))
+    if choice is None:
+        return Contest(task.name, {})
+    runs = {m: cache.results(scale.runs(task, m, choice.lr, scale.seeds)) for m in METHODS}
+    return Contest(
+        f"{task.name}, equal γ",
+        {m: Entry(choice.lr, choice.at_edge, found) for m, found in measure(runs).items()},
+    )
+
+
+def _own(
+    cache: Cache, scale: Scale, task: Task, methods: Sequence[str], variant: Variant
+) -> Contest:
+    grids = {m: scale.grid(task, m, scale.seeds, variant) for m in methods}
+    choices = {m: choice for m, grid in grids.items() if (choice := cache.choice(grid))}
+    runs = {
+        m: cache.results(scale.runs(task, m, choice.lr, scale.seeds, variant))
+        for m, choice in choices.items()
+    }
+    where = f"{task.name}, own best γ" if variant == PAPER else variant.name
+    return Contest(
+        where,
+        {m: Entry(choices[m].lr, choices[m].at_edge, found) for m, found in measure(runs).items()},
+    )
+
+
+def _over_lr(cache: Cache, scale: Scale, task: Task) -> Curves:
+    return {
+        m: {
+            lr: found
+            for lr, seeds in scale.grid(task, m, scale.seeds).runs.items()
+            if (found := cache.results(list(seeds.values())))
+        }
+        for m in RIVALS
+    }
+
+
+def _over_epochs(cache: Cache, scale: Scale) -> Curves:
+    choice = cache.choice(scale.grid(scale.femnist, "fedavg", scale.seeds))
+    if choice is None:
+        return {}
+    return {
+        m: {
+            e: found
+            for e in scale.epochs
+            if (
+                found := cache.results(
+                    scale.runs(scale.femnist, m, choice.lr, scale.seeds, epochs=e)
+                )
+            )
+        }
+        for m in RIVALS
+    }
+
+
+def _directions(
+    cache: Cache, scale: Scale, task: Task, folder: Path, console: Console, replay: bool
+) -> Directions | None:
+    """FedAvg's first seed at the equal γ, seen also from where the next best γ ended."""
+    choice = cache.choice(scale.grid(task, "fedavg", scale.seeds))
+    if choice is None:
+        return None
+    seed = scale.seeds[0]
+    config = scale.run(task, "fedavg", choice.lr, seed)
+    run = cache.result(config)
+    second = cache.result(scale.run(task, "fedavg", choice.second, seed)) if choice.second else None
+    if run is None or run.diverged:
+        return None
+    other = second.path if second and not second.diverged else None
+    if not replay:
+        return probes.stored(folder, run.path, other)
+    fedsgd = bool(task.fedsgd_lrs)
+    try:
+        return probes.directions(
+            folder, run.path, cache.experiment(config), other=other, fedsgd=fedsgd, console=console
+        )
+    except FedMomError as error:  # the other figures need not wait for this one
+        console.print(f"note: {error}", style="yellow", highlight=False)
+        return None
+
+
+def _author(cache: Cache, scale: Scale) -> Mapping[str, Measures]:
+    choice = cache.choice(scale.grid(scale.femnist, "fedmom", scale.seeds))
+    if choice is None:
+        return {}
+    return measure(
+        {
+            label: cache.results(
+                scale.runs(scale.femnist, algorithm, choice.lr, scale.seeds, variant)
+            )
+            for label, (algorithm, variant) in plan.AUTHOR.items()
+        }
+    )

@@ -1,0 +1,115 @@
+"""Before a run: does γ keep the condition of the corrected theorem?"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedmom import schedules
+from fedmom.config import Experiment
+from fedmom.models.base import Params
+from fedmom.rounds import start
+from fedmom.runtimes.local import LocalRuntime
+from fedmom.sampling import init_key
+from fedmom.theory import Constants, Setting, corrected_applies, corrected_fedmom_max_lr
+from fedmom.theory.estimate import direction
+
+BATCHES = 4
+ITERATIONS = 3
+STEP = 0.01  # length of a difference, relative to the model's
+FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client is not worth the wait
+
+
+def notes(experiment: Experiment) -> list[str]:
+    """Say in one line when γ is too large for the corrected theorem, with the numbers.
+
+    L is a lower estimate and B² is taken as 1, so that a γ that is told is too large for sure.
+    The theorem speaks of FedAvg, FedSGD and FedMom with plain local SGD and population weights.
+    """
+    config = experiment.config
+    if not _covered(experiment):
+        return []
+    smoothness = quick_smoothness(experiment)
+    if not 0 < smoothness < float("inf"):
+        return []
+    setting = setting_of(experiment)
+    constants = Constants(smoothness=smoothness, variance=0.0, gap=0.0)
+    last = config.rounds - 1
+    lr = max(schedules.at(experiment.work.lr, t) for t in (0, last))
+    if corrected_applies(constants, setting, lr):
+        return []
+    largest = corrected_fedmom_max_lr(constants, setting)
+    return [
+        f"lr {lr:g} is above {largest:.2g}, the largest for which the corrected theorem bounds"
+        f" this run (L ≥ {smoothness:.2g} at the first model, H = {setting.local_steps},"
+        f" η = {setting.server_lr:g}, β = {setting.momentum:g}, K = {setting.clients},"
+        f" M = {setting.per_round}). The bounds are loose, and it may well converge:"
+        " docs/theory.md."
+    ]
+
+
+def setting_of(experiment: Experiment) -> Setting:
+    """Return what the theorems want to know of a run; η where it is largest, H of mean clients."""
+    config, sizes = experiment.config, experiment.data.train.size
+    eta = schedules.parse(config.server_lr)
+    return Setting(
+        clients=experiment.data.clients,
+        per_round=config.clients_per_round,
+        local_steps=experiment.work.count(0, round(sizes.mean())),
+        server_lr=max(schedules.at(eta, t) for t in (0, config.rounds - 1)),
+        momentum=config.momentum or 0.0,
+        largest_weight=float(sizes.max() / sizes.sum()),
+    )
+
+
+def _covered(experiment: Experiment) -> bool:
+    config = experiment.config
+    return (
+        config.algorithm in ("fedsgd", "fedavg", "fedmom")
+        and config.weighting == "population"
+        and config.solver == "sgd"
+        and config.prox == 0
+        and (config.batch_size != "all" or experiment.data.train.size.min() <= FULL_GRADIENT)
+    )
+
+
+def quick_smoothness(experiment: Experiment) -> float:
+    """Return the largest |∇f_k(w) - ∇f_k(w')| / |w - w'| seen near the first model.
+
+    f_k is the mean over a few batches of the smallest client; w' moves by power iteration to
+    where the quotient is large. It runs the program that the run's clients run, so that a start
+    takes no compilation more.
+    """
+    config = experiment.config
+    params = start(experiment.model, experiment.server, config.seed).params
+    work = replace(experiment.work, lr=1.0, steps=1, epochs=None)
+    runtime = LocalRuntime(experiment.data, experiment.model, work, seed=config.seed, workers=1)
+    smallest = np.array([int(np.argmin(experiment.data.train.size))])
+    batches = 1 if work.batch_size is None else BATCHES
+
+    def gradient(w: Params) -> Params:
+        found = [next(iter(runtime.replies(w, t, smallest))).delta for t in range(batches)]
+        return jax.tree.map(lambda *parts: sum(parts) / batches, *found)
+
+    here = gradient(params)
+    length = STEP * float(optax.tree.norm(params))
+    vector, largest = direction(init_key(config.seed), params), 0.0
+    for _ in range(ITERATIONS):
+        there = gradient(_moved(params, vector, length))
+        vector, norm = _unit(there, here)
+        largest = max(largest, float(norm) / length)
+    return largest
+
+
+@jax.jit
+def _moved(params: Params, vector: Params, length: float) -> Params:
+    return jax.tree.map(lambda p, v: p + length * v, params, vector)
+
+
+@jax.jit
+def _unit(there: Params, here: Params) -> tuple[Params, jax.Array]:
+    difference = jax.tree.map(jnp.subtract, there, here)
+    norm = optax.tree.norm(difference)
+    return jax.tree.map(lambda d: d / jnp.where(norm > 0, norm, 1), difference), norm
