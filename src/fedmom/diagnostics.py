@@ -21,9 +21,9 @@ from fedmom.rounds import Record, Reply, Runtime, Weighting
 from fedmom.theory.sample import Sample
 
 # What keeps the cost below a tenth of the run's time. A look has fixed costs like those of one
-# or two of the quickest rounds there are, so it comes at most every ten rounds. Its gradient is
+# or two of the quickest rounds there are, so it comes at most every 15 rounds. Its gradient is
 # counted in samples against one client's work, as if all of a round's clients ran side by side.
-APART = 10
+APART = 15
 SHARE = 0.05
 LOOKS = 50  # in a long run
 FEWEST, MOST = 128, 1024  # samples in the full gradient

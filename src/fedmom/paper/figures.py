@@ -19,7 +19,7 @@ PANELS = (
     ("test", "accuracy", "test accuracy"),
     ("test", "accuracy_p10", "10th percentile"),
 )
-WIDE = 15  # times the smallest value: too far apart for a plain scale
+WIDE = 8  # times the smallest value: too far apart for a plain scale
 CLIENTS, LABELS, BINS = 12, 16, 24  # what is shown of a dataset
 BAND = "Lines are means over seeds, bands reach from the lowest to the highest seed."
 
@@ -161,9 +161,9 @@ def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure
 
 
 def _chart(title: str, y: str, lines: Sequence[Line]) -> Chart:
-    """Return curves over rounds, on a log scale where one dwarfs the others."""
+    """Return curves over rounds; losses on a log scale where one dwarfs the others."""
     ends = [v for line in lines for v in line.y]
-    wide = bool(ends) and min(ends) > 0 and max(ends) > WIDE * min(ends)
+    wide = "loss" in y and bool(ends) and max(ends) > WIDE * min(ends) > 0
     return Chart(title, "round", y, lines, log_y=wide)
 
 

@@ -64,7 +64,7 @@ def gather(
         for task in scale.tasks
         if (
             found := _directions(
-                cache, scale, task, folder, console, replay and _asked(task, parts)
+                cache, scale, task, folder, console, replay and _asked(scale, task, parts)
             )
         )
     }
@@ -80,8 +80,8 @@ def gather(
     )
 
 
-def _asked(task: Task, parts: Sequence[str]) -> bool:
-    return "fig3" in parts or ("fig4" in parts and task.name == plan.FULL.femnist.name)
+def _asked(scale: Scale, task: Task, parts: Sequence[str]) -> bool:
+    return "fig3" in parts or ("fig4" in parts and task == scale.femnist)
 
 
 def _equal(cache: Cache, scale: Scale, task: Task) -> Contest:

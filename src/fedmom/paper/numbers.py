@@ -110,15 +110,16 @@ def rounds_to(run: Run, accuracy: float) -> float:
 def best(grid: Mapping[float, Mapping[int, Run]]) -> Choice | None:
     """Return the γ with the lowest final training loss, in the mean over seeds.
 
-    Counted are the seeds that have the whole grid; without one, the first seed as far as it is
-    there. Of equal step sizes the smallest is taken. None: there is no run, or all diverged.
+    Counted are the seeds that have the whole grid, so that all step sizes meet the same
+    cohorts. Of equal step sizes the smallest is taken. None: there is no such seed, or all runs
+    diverged.
     """
     seeds = sorted({seed for runs in grid.values() for seed in runs})
-    whole = [s for s in seeds if all(s in runs for runs in grid.values())] or seeds[:1]
+    whole = [s for s in seeds if all(s in runs for runs in grid.values())]
     losses = {
         lr: statistics.fmean(final_loss(runs[s]) for s in whole)
         for lr, runs in sorted(grid.items())
-        if whole and all(s in runs for s in whole)
+        if whole
     }
     ranked = sorted((lr for lr in losses if math.isfinite(losses[lr])), key=lambda lr: losses[lr])
     if not ranked:

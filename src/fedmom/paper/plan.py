@@ -282,7 +282,7 @@ FULL = Scale(
         name="FEMNIST",
         data="glyphs",
         settings={"model": "lenet5", "local-epochs": 1},
-        lrs=(0.003, 0.01, 0.03, 0.1, 0.3),
+        lrs=(0.001, 0.003, 0.01, 0.03, 0.1),
         fedsgd_lrs=(0.1, 0.3, 1, 3),
         grid_seeds=1,
         fedsgd_seeds=None,
@@ -304,7 +304,7 @@ FULL = Scale(
         cost=9,
     ),
     epochs=(0.25, 0.5, 1, 2),
-    variants=(PAPER, COHORT, COHORT_COSINE),
+    variants=(PAPER, COHORT_COSINE),
     window=100,
 )
 _FEW = {"eval-samples": 500}

@@ -39,10 +39,10 @@ def write(folder: Path, context: Context, findings: Findings, parts: Sequence[st
     """Write the tables, then the page; return the page's path."""
     sections = list(_sections(context, findings, parts))
     (folder / "tables").mkdir(parents=True, exist_ok=True)
-    for grid in (part for section in sections for part in section.parts):
-        if isinstance(grid, Grid):
-            text = tables.markdown(grid).encode()
-            runs.write_atomic(folder / "tables" / f"{grid.name}.md", text)
+    grids = [part for s in sections for part in s.parts if isinstance(part, Grid)]
+    for grid in [verdicts.table(verdicts.judge(findings)), *grids]:
+        text = tables.markdown(grid).encode()
+        runs.write_atomic(folder / "tables" / f"{grid.name}.md", text)
     return write_page(folder / "paper.html", TITLE, sections, _about(context))
 
 
@@ -63,18 +63,16 @@ def draw(
 
 
 def _about(context: Context) -> str:
-    return f"Made by `fedmom paper --scale {context.scale.name}`. {context.progress}".strip()
+    return f"Made by fedmom paper --scale {context.scale.name}. {context.progress}".strip()
 
 
 def _sections(context: Context, findings: Findings, parts: Sequence[str]) -> Iterator[Section]:
-    rows = verdicts.judge(findings)
-    rules = "\n\n".join(f"{claim.text} {claim.rule}" for claim in verdicts.CLAIMS.values())
+    rules = {claim.text: claim.rule for claim in verdicts.CLAIMS.values()}
     yield Section(
         "Verdicts",
         [
-            *verdicts.verdicts(rows),
-            Words(f"How this was judged\n\n{verdicts.NOISE}\n\n{rules}"),
-            verdicts.table(rows),
+            *verdicts.verdicts(verdicts.judge(findings)),
+            Settings("How this is judged", {**rules, "What is clear": verdicts.NOISE}),
         ],
     )
     yield Section("What was run", list(_setting(context)))

@@ -81,11 +81,7 @@ class Cache:
         return None if choice is None else choice.lr
 
     def choice(self, grid: LrGrid) -> Choice | None:
-        """Return the best γ by what has ended so far.
-
-        It is judged on the seeds whose whole grid is there, so that all step sizes meet the
-        same cohorts; while there is none, on what there is of the first.
-        """
+        """Return the best γ by the seeds of the grid that have ended so far."""
         found = {
             lr: {s: run for s, c in seeds.items() if (run := self.result(c)) is not None}
             for lr, seeds in grid.runs.items()
