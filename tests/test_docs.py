@@ -9,11 +9,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 from fedmom import config as settings
 from fedmom import sweeps
+from fedmom.cli import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,6 +77,24 @@ def test_commands_run(workplace, block):
             cwd=workplace,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def long_commands():
+    """Commands that take too long to be run here; they are written with the path of fedmom."""
+    return [
+        line
+        for block in blocks("sh")
+        for line in block.values[0].splitlines()
+        if line.startswith(".venv/bin/fedmom ")
+    ]
+
+
+@pytest.mark.parametrize("line", long_commands())
+def test_long_commands_are_understood(line):
+    command, words = cli, shlex.split(line)[1:]
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(command.name, words)
 
 
 def test_benchmarks_that_are_named_are_there():

@@ -153,6 +153,8 @@ def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> 
     fedmom theory advise --data femnist_writers.npz --model lenet5 --rounds 2000 \\
         --experiments runs/sweep
     """
+    if experiments is not None and not experiments.is_dir():
+        raise FedMomError(f"There is no folder {experiments}. Give that of a sweep or of runs.")
     experiment, budget, short_run = _task(options)
     with _progress() as bar:
         found = _estimated(experiment, budget, short_run, bar)

@@ -118,8 +118,6 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> Found | N
     Runs are compared after as many rounds as the longest have; those that took another path
     (fewer rounds, or stopped) are left out.
     """
-    if not folder.is_dir():
-        raise FedMomError(f"There is no folder {folder}. Give that of a sweep or of runs.")
     runs = [
         (config, accuracy)
         for config, accuracy in _finished(folder)

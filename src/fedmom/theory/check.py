@@ -1,21 +1,19 @@
 """Before a run: does γ keep the condition of the corrected theorem?"""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+from numpy.typing import NDArray
 
 from fedmom import schedules
 from fedmom.config import Experiment
-from fedmom.models.base import Params
-from fedmom.rounds import start
 from fedmom.runtimes.local import LocalRuntime
 from fedmom.sampling import init_key
 from fedmom.theory import Constants, Setting, corrected_applies, corrected_fedmom_max_lr
-from fedmom.theory.estimate import direction
 
+Vector = NDArray[np.float32]
 BATCHES = 4
 ITERATIONS = 3
 STEP = 0.01  # length of a difference, relative to the model's
@@ -25,8 +23,8 @@ FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client is not wort
 def notes(experiment: Experiment) -> list[str]:
     """Say in one line when γ is too large for the corrected theorem, with the numbers.
 
-    L is a lower estimate and B² is taken as 1, so that a γ that is told is too large for sure.
-    The theorem speaks of FedAvg, FedSGD and FedMom with plain local SGD and population weights.
+    L is a rough estimate and B² is taken as 1, the mildest there is. The theorem speaks of
+    FedAvg, FedSGD and FedMom with plain local SGD and population weights.
     """
     config = experiment.config
     if not _covered(experiment):
@@ -43,7 +41,7 @@ def notes(experiment: Experiment) -> list[str]:
     largest = corrected_fedmom_max_lr(constants, setting)
     return [
         f"lr {lr:g} is above {largest:.2g}, the largest for which the corrected theorem bounds"
-        f" this run (L ≥ {smoothness:.2g} at the first model, H = {setting.local_steps},"
+        f" this run (L ≈ {smoothness:.2g} at the first model, H = {setting.local_steps},"
         f" η = {setting.server_lr:g}, β = {setting.momentum:g}, K = {setting.clients},"
         f" M = {setting.per_round}). The bounds are loose, and it may well converge:"
         " docs/theory.md."
@@ -79,37 +77,38 @@ def quick_smoothness(experiment: Experiment) -> float:
     """Return the largest |∇f_k(w) - ∇f_k(w')| / |w - w'| seen near the first model.
 
     f_k is the mean over a few batches of the smallest client; w' moves by power iteration to
-    where the quotient is large. It runs the program that the run's clients run, so that a start
-    takes no compilation more.
+    where the quotient is large. It runs the program that the run's clients run, and NumPy for the
+    rest, so that a start takes no compilation more.
     """
-    config = experiment.config
-    params = start(experiment.model, experiment.server, config.seed).params
+    seed = experiment.config.seed
+    leaves, form = jax.tree.flatten(experiment.model.init(init_key(seed)))
+    shapes = [leaf.shape for leaf in leaves]
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     work = replace(experiment.work, lr=1.0, steps=1, epochs=None)
-    runtime = LocalRuntime(experiment.data, experiment.model, work, seed=config.seed, workers=1)
+    runtime = LocalRuntime(experiment.data, experiment.model, work, seed=seed, workers=1)
     smallest = np.array([int(np.argmin(experiment.data.train.size))])
     batches = 1 if work.batch_size is None else BATCHES
 
-    def gradient(w: Params) -> Params:
-        found = [next(iter(runtime.replies(w, t, smallest))).delta for t in range(batches)]
-        return jax.tree.map(lambda *parts: sum(parts) / batches, *found)
+    def gradient(vector: Vector) -> Vector:
+        parts = zip(np.split(vector, ends), shapes, strict=True)
+        params = jax.tree.unflatten(form, [part.reshape(shape) for part, shape in parts])
+        params = jax.device_put(params, jax.devices()[0])  # bound to it, as a run's models are
+        found = [next(iter(runtime.replies(params, t, smallest))).delta for t in range(batches)]
+        return np.mean([_flat(jax.tree.leaves(delta)) for delta in found], axis=0)
 
-    here = gradient(params)
-    length = STEP * float(optax.tree.norm(params))
-    vector, largest = direction(init_key(config.seed), params), 0.0
+    here = _flat(leaves)
+    slope = gradient(here)
+    length = STEP * float(np.linalg.norm(here))
+    towards = np.random.default_rng(seed).normal(size=here.size).astype(np.float32)
+    largest = 0.0
     for _ in range(ITERATIONS):
-        there = gradient(_moved(params, vector, length))
-        vector, norm = _unit(there, here)
-        largest = max(largest, float(norm) / length)
+        there = here + towards * np.float32(length / np.linalg.norm(towards))
+        towards = gradient(there) - slope
+        largest = max(largest, float(np.linalg.norm(towards)) / length)
+        if not 0 < largest < np.inf:
+            break
     return largest
 
 
-@jax.jit
-def _moved(params: Params, vector: Params, length: float) -> Params:
-    return jax.tree.map(lambda p, v: p + length * v, params, vector)
-
-
-@jax.jit
-def _unit(there: Params, here: Params) -> tuple[Params, jax.Array]:
-    difference = jax.tree.map(jnp.subtract, there, here)
-    norm = optax.tree.norm(difference)
-    return jax.tree.map(lambda d: d / jnp.where(norm > 0, norm, 1), difference), norm
+def _flat(leaves: list[Any]) -> Vector:
+    return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])
