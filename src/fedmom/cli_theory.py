@@ -262,7 +262,7 @@ def _figure(
         label = f"corrected bound, γ = {advised:.3g}"
         lines.append(Line(label, counts.tolist(), bound.tolist(), dashed=True))
     chart = Chart(
-        title=f"{experiment.config.algorithm}: {experiment.config.model}",
+        title=f"{experiment.config.algorithm}, {experiment.config.model} on {experiment.data.name}",
         x="rounds",
         y="|∇f(w_t)|²",
         marks=lines,
@@ -270,7 +270,7 @@ def _figure(
     )
     return Figure(
         name="advise",
-        title=f"Bound and measured gradient, {experiment.data.name}",
+        title="Bound and measured gradient",
         charts=(chart,),
         columns=1,
         note="The bound is on the mean of |∇f(w_t)|² over the rounds so far. |∇f|² is that of a"

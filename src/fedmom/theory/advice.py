@@ -116,12 +116,15 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> Found | N
     """Look through all finished runs below a folder with this data, model and algorithm.
 
     Runs are compared after as many rounds as the longest have; those that took another path
-    (fewer rounds, or stopped) are left out.
+    (fewer rounds, or stopped) are left out, and so are those that the theorems do not speak of
+    (other weights, a γ that changes).
     """
     runs = [
         (config, accuracy)
         for config, accuracy in _finished(folder)
         if (config.data, config.model, config.algorithm) == (data, model, algorithm)
+        and config.weighting == "population"
+        and not isinstance(config.lr, str)
     ]
     if not runs:
         return None
