@@ -19,6 +19,7 @@ PANELS = (
     ("test", "accuracy", "test accuracy"),
     ("test", "accuracy_p10", "10th percentile"),
 )
+ENOUGH = 20  # samples: the labels of a client with fewer are chance, and would set the scale
 WIDE = 8  # times the smallest value: too far apart for a plain scale
 CLIENTS, LABELS, BINS = 12, 16, 24  # what is shown of a dataset
 BAND = "Lines are means over seeds, bands reach from the lowest to the highest seed."
@@ -35,12 +36,14 @@ def heterogeneity(tasks: Mapping[str, FederatedData]) -> Figure:
         charts,
         columns=2,
         note=f"Left: what share of a client's samples has which label, for {CLIENTS} clients from"
-        f" the smallest to the largest, and the {LABELS} labels that are commonest in the data.",
+        f" small ones (of {ENOUGH} samples or more) to the largest, and the {LABELS} labels that"
+        " are commonest in the data.",
     )
 
 
 def _label_shares(name: str, data: FederatedData) -> Chart:
     by_size = np.argsort(data.train.size, kind="stable")
+    by_size = by_size[data.train.size[by_size] >= min(ENOUGH, data.train.size.max())]
     shown = by_size[np.linspace(0, len(by_size) - 1, min(CLIENTS, len(by_size))).astype(int)]
     some = range(0, data.clients, max(1, data.clients // 200))
     total = np.sum([label_mix(data, k) for k in some], axis=0)

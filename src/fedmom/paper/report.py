@@ -84,9 +84,12 @@ def _sections(context: Context, findings: Findings, parts: Sequence[str]) -> Ite
 def _or_note(parts: Iterator[Part]) -> Iterator[Part]:
     """Say so where there is nothing to draw."""
     for part in parts:
-        empty = isinstance(part, Figure) and not any(chart.marks for chart in part.charts)
-        bare = isinstance(part, Grid) and not part.rows
-        yield Words(f"{part.title}: {MISSING}") if empty or bare else part  # type: ignore[union-attr]
+        if isinstance(part, Figure) and not any(chart.marks for chart in part.charts):
+            yield Words(f"{part.title}: {MISSING}")
+        elif isinstance(part, Grid) and not part.rows:
+            yield Words(f"{part.title}: {MISSING}")
+        else:
+            yield part
 
 
 def _setting(context: Context) -> Iterator[Part]:
