@@ -84,9 +84,9 @@ def _sections(context: Context, findings: Findings, parts: Sequence[str]) -> Ite
 def _or_note(parts: Iterator[Part]) -> Iterator[Part]:
     """Say so where there is nothing to draw."""
     for part in parts:
-        if isinstance(part, Figure) and not any(chart.marks for chart in part.charts):
-            yield Words(f"{part.title}: {MISSING}")
-        elif isinstance(part, Grid) and not part.rows:
+        if (isinstance(part, Figure) and not any(chart.marks for chart in part.charts)) or (
+            isinstance(part, Grid) and not part.rows
+        ):
             yield Words(f"{part.title}: {MISSING}")
         else:
             yield part
