@@ -14,6 +14,7 @@ from fedmom import schedules
 from fedmom.data.federated import Arrays, Reader
 from fedmom.errors import FedMomError
 from fedmom.models.base import Model, Params
+from fedmom.threefry import bits, fold_in
 
 Number = float | schedules.Schedule
 Solver = Callable[[jax.Array], optax.GradientTransformation]
@@ -118,7 +119,7 @@ def client_update(model: Model, read: Reader, work: LocalWork) -> Callable[..., 
 
         def loss_sum(w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
             x, y = read(arrays, start + jnp.minimum(rows, size - 1))
-            losses = model.loss(model.apply(w, x, jax.random.fold_in(key, 1)), y)
+            losses = model.loss(model.apply(w, x, fold_in(key, 1)), y)
             return jnp.sum(jnp.where(rows < size, losses, 0))
 
         def mean_loss(w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
@@ -126,7 +127,7 @@ def client_update(model: Model, read: Reader, work: LocalWork) -> Callable[..., 
 
         def descend(carry: Carry, rows: jax.Array, h: jax.Array) -> Carry:
             w, state, total = carry
-            step_key = jax.random.fold_in(key, h)
+            step_key = fold_in(key, h)
             if work.batch_size is None:
                 loss, gradient = _over_all(loss_sum, w, size, step_key)
             else:
@@ -199,7 +200,7 @@ def _compiled(
     ) -> Any:
         def one(numbers: jax.Array) -> Update:
             task = Task(*numbers)
-            own = jax.random.fold_in(jax.random.fold_in(key, task.round), task.client)
+            own = fold_in(fold_in(key, task.round), task.client)
             return update(params, arrays, task.start, task.size, own, task.steps, lr, capacity)
 
         if clients == "one":
@@ -225,8 +226,8 @@ def _random(
 
     def step(h: jax.Array, carry: Carry) -> Carry:
         # A remainder of 32 bits is uniform up to size / 2^32, and takes one draw.
-        bits = jax.random.bits(jax.random.fold_in(key, h), (batch,))
-        return descend(carry, (bits % size.astype(jnp.uint32)).astype(jnp.int32), h)
+        drawn = bits(fold_in(key, h), batch)
+        return descend(carry, (drawn % size.astype(jnp.uint32)).astype(jnp.int32), h)
 
     return jax.lax.fori_loop(0, steps, step, carry)
 
@@ -246,7 +247,7 @@ def _shuffled(
     def epoch(e: jax.Array, carry: Carry) -> Carry:
         # Ranks of random numbers are a uniform order, and the first `size` of them do not
         # depend on the room behind them. Rows beyond `size` rank last and are not real.
-        ranks = jax.random.bits(jax.random.fold_in(key, e), (capacity,)) >> 1
+        ranks = bits(fold_in(key, e), capacity) >> 1
         beyond = jnp.uint32(0xFFFFFFFF)
         order = jnp.argsort(jnp.where(jnp.arange(capacity) < size, ranks, beyond))
 
@@ -267,7 +268,7 @@ def _over_all(
 
     def chunk(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
         rows = i * CHUNK + jnp.arange(CHUNK)
-        part = jax.value_and_grad(loss_sum)(w, rows, jax.random.fold_in(key, i))
+        part = jax.value_and_grad(loss_sum)(w, rows, fold_in(key, i))
         return jax.tree.map(jnp.add, total, part)
 
     zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))

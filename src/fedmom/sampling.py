@@ -4,18 +4,20 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.threefry import IMPLEMENTATION
+
 # The independent streams of one seed. Numbers, not an enum: they are folded into keys.
 _INIT, _CLIENTS = 0, 1
 
 
 def init_key(seed: int) -> jax.Array:
     """Return the key that draws the model's first parameters."""
-    return jax.random.fold_in(jax.random.key(seed), _INIT)
+    return jax.random.fold_in(jax.random.key(seed, impl=IMPLEMENTATION), _INIT)
 
 
 def clients_key(seed: int) -> jax.Array:
     """Return the key of all clients; folding in the round, then the client, gives its own."""
-    return jax.random.fold_in(jax.random.key(seed), _CLIENTS)
+    return jax.random.fold_in(jax.random.key(seed, impl=IMPLEMENTATION), _CLIENTS)
 
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> NDArray[np.int64]:

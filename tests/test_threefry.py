@@ -1,0 +1,33 @@
+"""The hash that is written out gives the bits of jax.random."""
+
+import jax
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmom import threefry
+
+numbers = st.integers(0, 2**32 - 1)
+
+
+@given(seed=numbers, number=numbers)
+def test_keys_are_folded_as_jax_does(seed, number):
+    key = jax.random.key(seed)
+    ours = threefry.fold_in(key, np.uint32(number))
+    theirs = jax.random.fold_in(key, np.uint32(number))
+    assert (jax.random.key_data(ours) == jax.random.key_data(theirs)).all()
+
+
+@given(seed=numbers, count=st.sampled_from([1, 2, 7, 10, 64]))
+def test_bits_are_those_of_jax(seed, count):
+    key = jax.random.key(seed)
+    assert (threefry.bits(key, count) == jax.random.bits(key, (count,))).all()
+
+
+def test_keys_do_not_depend_on_the_default_of_the_process():
+    from fedmom.sampling import clients_key, init_key
+
+    expected = [jax.random.key_data(make(3)) for make in (clients_key, init_key)]
+    with jax.default_prng_impl("rbg"):
+        found = [jax.random.key_data(make(3)) for make in (clients_key, init_key)]
+    np.testing.assert_array_equal(found, expected)
