@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -102,12 +103,44 @@ class StopAt:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("algorithm", ["fedmom", "fedavg", "fedadam", "fedsgd"])
-def test_resume_after_ctrl_c_is_the_run_that_never_stopped(tmp_path, algorithm):
-    whole = run(tmp_path / "whole", algorithm=algorithm).path
+def test_an_averaged_run_trains_as_without_and_evaluates_the_mean_of_its_models(tmp_path):
+    plain, mean = run(tmp_path / "a"), run(tmp_path / "b", average=0.8)
+    losses = [[r["train_loss"] for r in logs(folder.path)[0]] for folder in (plain, mean)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    experiment = mean.experiment()
+    models = [
+        state.params
+        for state, _ in fedmom.train(
+            fedmom.start(experiment.model, fedmom.fedmom(15), 0),
+            fedmom.LocalRuntime(experiment.data, experiment.model, experiment.work),
+            fedmom.fedmom(15),
+            samples=experiment.data.train.size,
+            rounds=12,
+            clients_per_round=2,
+        )
+    ]
+    weights = 0.8 ** np.arange(11, -1, -1.0)
+    expected = jax.tree.map(
+        lambda *leaves: np.tensordot(weights / weights.sum(), np.array(leaves), 1), *models
+    )
+    metrics = fedmom.Evaluator(experiment.model, experiment.data)(expected, "test")
+    assert logs(mean.path)[1][-1]["loss"] == pytest.approx(metrics.loss, rel=1e-5)
+    assert logs(plain.path)[1][-1]["loss"] != pytest.approx(metrics.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"algorithm": name} for name in ("fedmom", "fedavg", "fedadam", "fedsgd")),
+        {"average": 0.9},
+    ],
+    ids=str,
+)
+def test_resume_after_ctrl_c_is_the_run_that_never_stopped(tmp_path, values):
+    whole = run(tmp_path / "whole", **values).path
     for name, stop in (("round", StopAt(round_=7)), ("evaluation", StopAt(evaluation=8))):
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / name, [stop], algorithm=algorithm)
+            run(tmp_path / name, [stop], **values)
         opened = RunFolder.open(tmp_path / name)
         runs.execute(opened, opened.experiment(), [])
         assert checkpoint_bytes(opened.path) == checkpoint_bytes(whole)

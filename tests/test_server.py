@@ -200,3 +200,26 @@ class TestContract:
             updates, state = server.update(w, state, w)  # the gradient of |w|²/2 is w
             w = optax.apply_updates(w, updates)
         assert float(jnp.sum(w**2)) < 0.5 * float(np.sum(W0**2))
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
+def test_averaging_weighs_models_by_powers_of_the_decay_and_changes_no_step(name, decay):
+    gradients = some_gradients()
+    points = path(SERVERS[name](0.3), jnp.asarray(W0), gradients)
+    optimizer, w = fedmom.averaged(SERVERS[name](0.3), decay), jnp.asarray(W0)
+    state = optimizer.init(w)
+    np.testing.assert_array_equal(state.mean, W0)
+    for t, g in enumerate(gradients, 1):
+        updates, state = optimizer.update(g, state, w)
+        w = optax.apply_updates(w, updates)
+        np.testing.assert_array_equal(w, points[t - 1])
+        weights = decay ** np.arange(t - 1, -1, -1.0)
+        expected = weights @ points[:t] / weights.sum()
+        np.testing.assert_allclose(state.mean, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, 1.5, float("nan")])
+def test_a_decay_outside_0_to_1_is_refused(decay):
+    with pytest.raises(fedmom.FedMomError, match=r"average .* is not between 0 and 1"):
+        fedmom.averaged(fedmom.fedavg(), decay)

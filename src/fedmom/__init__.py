@@ -8,10 +8,10 @@ from fedmom.errors import FedMomError
 from fedmom.metrics import Evaluator, Metrics
 from fedmom.models import MODELS, Model
 from fedmom.models import build as build_model
-from fedmom.rounds import Record, Reply, Runtime, State, start, train
+from fedmom.rounds import Record, Reply, Runtime, State, model_of, start, train
 from fedmom.runtimes.local import LocalRuntime
 from fedmom.sampling import cohort
-from fedmom.server import fedadagrad, fedadam, fedavg, fedavgm, fedmom, fedyogi
+from fedmom.server import averaged, fedadagrad, fedadam, fedavg, fedavgm, fedmom, fedyogi
 
 __all__ = [
     "ALGORITHMS",
@@ -30,6 +30,7 @@ __all__ = [
     "Reply",
     "Runtime",
     "State",
+    "averaged",
     "build_model",
     "cohort",
     "fedadagrad",
@@ -41,6 +42,7 @@ __all__ = [
     "from_arrays",
     "full_gradient",
     "load_data",
+    "model_of",
     "start",
     "train",
 ]

@@ -20,6 +20,7 @@ from fedmom.data import FederatedData
 from fedmom.errors import FedMomError
 from fedmom.models import Model
 from fedmom.rounds import Weighting
+from fedmom.server import averaged
 
 DEFAULT_MODEL = {"text": "char_lstm", "picture": "lenet5", "vector": "logreg"}
 DEFAULT_STEPS = 10
@@ -133,6 +134,13 @@ class RunConfig(BaseModel):
         "population",
         description="Weights of the updates: n_k over all clients' samples (the paper's),"
         " over the cohort's, or 1/M.",
+    )
+    average: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Evaluate a mean of the models, each round's weight this times the next one's:"
+        " 0.99 averages about the last 100 [default: the last model alone].",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the cohorts, batches and model.")
     eval_every: int = Field(10, ge=1, description="Rounds between evaluations.")
@@ -252,11 +260,12 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
         config = config.model_copy(update={"diagnostics_every": every})
     eta = schedules.parse(config.server_lr)
     beta = {} if config.momentum is None else {"beta": config.momentum}
+    server = algorithm.optimizer(eta, **beta)
     return Experiment(
         config=config,
         data=data,
         model=models.build(config.model, data.features),
-        server=algorithm.optimizer(eta, **beta),
+        server=server if config.average is None else averaged(server, config.average),
         work=work,
         notes=tuple(_eta_notes(config, eta, data.clients)),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedmom.errors import FedMomError
 from fedmom.models.base import Model, Params
 from fedmom.sampling import cohort, init_key
+from fedmom.server import AveragedState
 
 Weighting = Literal["population", "cohort", "uniform"]
 
@@ -26,6 +27,11 @@ class State(NamedTuple):
     round: int
     params: Params
     server: optax.OptState
+
+
+def model_of(state: State) -> Params:
+    """Return the model to evaluate and to keep: the mean of models where the server keeps one."""
+    return state.server.mean if isinstance(state.server, AveragedState) else state.params
 
 
 class Reply(NamedTuple):

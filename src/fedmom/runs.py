@@ -22,7 +22,7 @@ from fedmom.data import FederatedData
 from fedmom.diagnostics import Diagnostics
 from fedmom.errors import FedMomError
 from fedmom.metrics import Evaluator
-from fedmom.rounds import Record, Runtime, State, start, train
+from fedmom.rounds import Record, Runtime, State, model_of, start, train
 from fedmom.runtimes.local import LocalRuntime
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -215,7 +215,7 @@ def _evaluation(
     evaluator = Evaluator(experiment.model, experiment.data, budget)
 
     def evaluate(state: State) -> None:
-        rows = [evaluator(state.params, s).row(state.round, s) for s in evaluator.splits]
+        rows = [evaluator(model_of(state), s).row(state.round, s) for s in evaluator.splits]
         folder.append("evals.jsonl", rows)
         for watcher in watchers:
             watcher.evaluated(rows)

@@ -4,6 +4,7 @@
 averaging. A count of updates is a count of rounds: η may be any optax schedule.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -133,6 +134,44 @@ def _adaptive(
         second = jax.tree.map(square, state.square, g)
         updates = jax.tree.map(lambda m, s: -step * m / (jnp.sqrt(s) + tau), mean, second)
         return updates, AdaptiveState(optax.safe_increment(state.rounds), mean, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+class AveragedState(NamedTuple):
+    """Rounds done, the optimizer's own state, and the mean of the models so far."""
+
+    rounds: jax.Array
+    optimizer: optax.OptState
+    mean: Params
+
+
+def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
+    """Let any server optimizer also keep a mean of its models, and train as it would without.
+
+    After t rounds the mean weighs the model after round s by ``decay^(t-s)``, and the weights
+    add up to one: about the last 1/(1-decay) models count. Before the first round it is w_0.
+    """
+    if not 0 < decay < 1:
+        raise FedMomError(
+            f"average {decay} is not between 0 and 1. 0.99 averages about 100 rounds."
+        )
+
+    def init(params: Params) -> AveragedState:
+        return AveragedState(jnp.zeros([], jnp.int32), optimizer.init(params), params)
+
+    def update(
+        g: Params, state: AveragedState, params: Params | None = None
+    ) -> tuple[Params, AveragedState]:
+        assert params is not None
+        updates, inner = optimizer.update(g, state.optimizer, params)
+        rounds = optax.safe_increment(state.rounds)
+        # 1 - decay^t by expm1: the difference itself loses digits where decay is near one.
+        newest = (1 - decay) / -jnp.expm1(rounds * math.log(decay))
+        mean = jax.tree.map(
+            lambda m, w: m + newest * (w - m), state.mean, optax.apply_updates(params, updates)
+        )
+        return updates, AveragedState(rounds, inner, mean)
 
     return optax.GradientTransformation(init, update)
 

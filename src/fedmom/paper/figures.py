@@ -196,10 +196,12 @@ def sensitivity(findings: Findings) -> Figure:
         f"Figure 6. Final training loss, {name}",
         [
             _final_losses("over step sizes", "γ", findings.over_lr[name], log_x=True),
-            _final_losses("over local work", "H, in epochs", findings.over_epochs, log_x=False),
+            *(
+                _final_losses(f"over local work, {which}", "H, in epochs", curves, log_x=False)
+                for which, curves in findings.over_epochs.items()
+            ),
         ],
-        columns=2,
-        note=f"{BAND} A choice at which a seed diverged has no point. Right: at the equal γ.",
+        note=f"{BAND} A choice at which a seed diverged has no point.",
     )
 
 

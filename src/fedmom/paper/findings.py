@@ -46,10 +46,16 @@ class Findings:
     equal: Mapping[str, Contest]
     own: Mapping[str, Contest]
     over_lr: Mapping[str, Curves]
-    over_epochs: Curves
+    over_epochs: Mapping[str, Curves]  # by which γ the methods have
     directions: Mapping[str, Directions]
     beyond: Mapping[str, Contest]  # by variant
     author: Mapping[str, Measures]  # by label
+
+    def at_same_lr(self, task: Task) -> dict[float, dict[str, Measures]]:
+        """FedAvg and FedMom at every γ of the grid at which both have ended."""
+        curves = self.over_lr[task.name]
+        both = [lr for lr in task.lrs if all(lr in curves.get(m, {}) for m in RIVALS)]
+        return {lr: measure({m: curves[m][lr] for m in RIVALS}) for lr in both}
 
 
 def gather(
@@ -122,21 +128,24 @@ def _over_lr(cache: Cache, scale: Scale, task: Task) -> Curves:
     }
 
 
-def _over_epochs(cache: Cache, scale: Scale) -> Curves:
-    choice = cache.choice(scale.grid(scale.femnist, "fedavg", scale.seeds))
-    if choice is None:
-        return {}
+def _over_epochs(cache: Cache, scale: Scale) -> Mapping[str, Curves]:
+    own = {m: cache.choice(scale.grid(scale.femnist, m, scale.seeds)) for m in RIVALS}
+    chosen = {"equal γ": dict.fromkeys(RIVALS, own["fedavg"]), "own best γ": own}
     return {
-        m: {
-            e: found
-            for e in scale.epochs
-            if (
-                found := cache.results(
-                    scale.runs(scale.femnist, m, choice.lr, scale.seeds[:1], epochs=e)
-                )
+        which: {m: _at_epochs(cache, scale, m, choice.lr) for m, choice in rates.items() if choice}
+        for which, rates in chosen.items()
+    }
+
+
+def _at_epochs(cache: Cache, scale: Scale, method: str, lr: float) -> Mapping[float, Sequence[Run]]:
+    return {
+        epochs: found
+        for epochs in scale.epochs
+        if (
+            found := cache.results(
+                scale.runs(scale.femnist, method, lr, scale.seeds, epochs=epochs)
             )
-        }
-        for m in RIVALS
+        )
     }
 
 

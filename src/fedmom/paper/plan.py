@@ -6,7 +6,7 @@ runs decide (the best step size of a grid); that choice is handed in, and is Non
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from fedmom import config as settings
 from fedmom.config import RunConfig
@@ -40,6 +40,7 @@ class Task:
     data: str
     settings: Mapping[str, Any]
     lrs: tuple[float, ...]  # γ, for FedAvg and for FedMom alike
+    variant_lrs: tuple[float, ...]  # γ, for both, in other settings than the paper's
     fedsgd_lrs: tuple[float, ...]  # FedSGD's γ; none: FedSGD runs at the equal γ only
     grid_seeds: int | None  # seeds on which γ is chosen; None: all
     fedsgd_seeds: int | None
@@ -53,7 +54,8 @@ class Variant:
 
     name: str
     weighting: str = "population"
-    cosine: bool = False
+    decay: Literal["γ", "η"] | None = None  # what goes down to 0 along a cosine
+    average: float | None = None  # of models, as --average
     clients: int = 2
 
     def settings(self, rounds: int, eval_every: int, lr: float) -> dict[str, Any]:
@@ -63,20 +65,27 @@ class Variant:
         """
         share = self.clients // 2
         rounds = max(1, rounds // share)
-        return {
+        values: dict[str, Any] = {
             "rounds": rounds,
             "eval-every": max(1, eval_every // share),
             "clients-per-round": self.clients,
             "weighting": self.weighting,
-            "lr": f"cosine:start={lr:g},rounds={rounds}" if self.cosine else lr,
+            "lr": f"cosine:start={lr:g},rounds={rounds}" if self.decay == "γ" else lr,
         }
+        if self.decay == "η":
+            values["server-lr"] = f"cosine:start=1,rounds={rounds}"
+        if self.average is not None:
+            values["average"] = self.average
+        return values
 
 
 PAPER = Variant("the paper's setting")
 COHORT = Variant("cohort weights", "cohort")
-COSINE = Variant("cosine γ", cosine=True)
-COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", cosine=True)
-COHORT_COSINE_TEN = Variant("cohort weights, cosine γ, M=10", "cohort", cosine=True, clients=10)
+COSINE = Variant("cosine γ", decay="γ")
+COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", decay="γ")
+COHORT_COSINE_ETA = Variant("cohort weights, cosine η", "cohort", decay="η")
+COHORT_AVERAGE = Variant("cohort weights, averaged models", "cohort", average=0.99)
+COHORT_COSINE_TEN = Variant("cohort weights, cosine γ, M=10", "cohort", decay="γ", clients=10)
 UNIFORM = Variant("equal weights", "uniform")
 # The paper's equations beside the two deviations of its first author's code, alone and together.
 AUTHOR = {
@@ -159,7 +168,9 @@ class Scale:
         """Return a method's grid of γ. Variants and FedSGD are tuned on the first seed."""
         fedsgd = algorithm == "fedsgd"
         count = 1 if fedsgd or variant != PAPER else task.grid_seeds
-        lrs = task.fedsgd_lrs if fedsgd else task.lrs
+        lrs = task.lrs if variant == PAPER else task.variant_lrs
+        if fedsgd:
+            lrs = task.fedsgd_lrs
         return LrGrid(
             task,
             algorithm,
@@ -242,11 +253,12 @@ def _fig6(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunCon
     task = scale.femnist
     for method in RIVALS:
         yield from scale.grid(task, method, seeds).configs()
-    lr = choose(scale.grid(task, "fedavg", seeds))
-    if lr is not None:
-        for method in RIVALS:
-            for epochs in scale.epochs:
-                yield from scale.runs(task, method, lr, seeds[:1], epochs=epochs)
+    equal = choose(scale.grid(task, "fedavg", seeds))
+    for method in RIVALS:
+        for lr in (equal, choose(scale.grid(task, method, seeds))):
+            if lr is not None:
+                for epochs in scale.epochs:
+                    yield from scale.runs(task, method, lr, seeds, epochs=epochs)
 
 
 def _beyond(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
@@ -260,7 +272,7 @@ def _author(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunC
     lr = choose(grid)
     if lr is not None:
         for algorithm, variant in AUTHOR.values():
-            yield from scale.runs(scale.femnist, algorithm, lr, seeds[:1], variant)
+            yield from scale.runs(scale.femnist, algorithm, lr, seeds, variant)
 
 
 NEEDS: dict[str, Callable[[Scale, Sequence[int], Choose], Iterator[RunConfig]]] = {
@@ -281,9 +293,10 @@ FULL = Scale(
         name="FEMNIST",
         data="glyphs",
         settings={"model": "lenet5", "local-epochs": 1},
-        lrs=(0.001, 0.003, 0.01, 0.03, 0.1),
-        fedsgd_lrs=(0.1, 0.3, 1, 3),
-        grid_seeds=1,
+        lrs=(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+        variant_lrs=(0.001, 0.003, 0.01, 0.03, 0.1),
+        fedsgd_lrs=(0.03, 0.1, 0.3, 1),
+        grid_seeds=None,
         fedsgd_seeds=None,
         fedsgd_share=1,
         cost=1,
@@ -294,6 +307,7 @@ FULL = Scale(
         # An epoch of a role of the paper's size is about 330 steps, hours per run on two cores.
         settings={"model": "char_lstm", "local-steps": 10, "eval-samples": 4000},
         lrs=(0.01, 0.03, 0.1, 0.3, 1),
+        variant_lrs=(),
         # A full gradient of a role costs thirty times the others' ten steps: FedSGD runs at the
         # equal γ only, once, and for a tenth of the rounds.
         fedsgd_lrs=(),
@@ -303,7 +317,15 @@ FULL = Scale(
         cost=9,
     ),
     epochs=(0.25, 0.5, 1, 2),
-    variants=(PAPER, COHORT_COSINE),
+    variants=(
+        PAPER,
+        COHORT,
+        COSINE,
+        COHORT_COSINE,
+        COHORT_COSINE_ETA,
+        COHORT_AVERAGE,
+        COHORT_COSINE_TEN,
+    ),
     window=100,
 )
 _FEW = {"eval-samples": 500}
@@ -317,6 +339,7 @@ QUICK = Scale(
         data="glyphs:writers=60,samples=60",
         settings={**FULL.femnist.settings, **_FEW},
         lrs=(0.01, 0.03, 0.1),
+        variant_lrs=(0.01, 0.03, 0.1),
         fedsgd_lrs=(0.1, 0.3, 1),
     ),
     shakespeare=replace(

@@ -156,6 +156,7 @@ def _fig5(_context: Context, findings: Findings) -> Iterator[Part]:
 def _fig6(_context: Context, findings: Findings) -> Iterator[Part]:
     yield figures.sensitivity(findings)
     yield figures.sensitivity_elsewhere(findings)
+    yield tables.same_lr(findings)
 
 
 def _beyond(_context: Context, findings: Findings) -> Iterator[Part]:
