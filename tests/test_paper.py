@@ -20,7 +20,8 @@ from fedmom import drawing, runs
 from fedmom.cli import cli
 from fedmom.config import RunConfig
 from fedmom.page import Status
-from fedmom.paper import numbers, plan, probes, running, verdicts
+from fedmom.paper import numbers, plan, probes, running, tables, verdicts
+from fedmom.paper.findings import Findings
 from fedmom.paper.numbers import Measures, Run, Values
 from fedmom.paper.probes import Directions
 from fedmom.runs import RunFolder
@@ -125,6 +126,22 @@ class TestPlan:
             share = variant.clients // 2
             assert c.rounds == scale.rounds // share
             assert c.clients_per_round == 2 * share
+
+
+@pytest.mark.parametrize(
+    ("variant", "changed"),
+    [
+        (plan.PAPER, {"lr": 0.03, "server_lr": "auto", "average": None}),
+        (plan.COSINE, {"lr": "cosine:start=0.03,rounds=2000", "server_lr": "auto"}),
+        (plan.COHORT_COSINE_ETA, {"lr": 0.03, "server_lr": "cosine:start=1,rounds=2000"}),
+        (plan.COHORT_AVERAGE, {"lr": 0.03, "server_lr": "auto", "average": 0.99}),
+        (plan.COHORT_COSINE_TEN, {"lr": "cosine:start=0.03,rounds=400", "eval_every": 20}),
+    ],
+    ids=lambda v: v.name if isinstance(v, plan.Variant) else "",
+)
+def test_what_a_variant_changes(variant, changed):
+    config = plan.FULL.run(plan.FULL.femnist, "fedmom", 0.03, 0, variant)
+    assert {key: getattr(config, key) for key in changed} == changed
 
 
 def test_full_is_the_papers_setting():
@@ -357,6 +374,32 @@ def test_faster():
     assert verdicts.faster(measures(0.8, 1.5, 3, area=1.5), theirs) == Status.PART
     assert verdicts.faster(measures(0.8, 1.0, 3, area=2.0), theirs) == Status.PART
     assert verdicts.faster(measures(0.8, 1.0, 6, area=2.0), theirs) == Status.FAILS
+
+
+def findings_over_lr(**curves):
+    """Findings that are of step sizes on FEMNIST only."""
+    over_lr = {"FEMNIST": curves, "Shakespeare": {}}
+    scale = replace(TINY, femnist=replace(TINY.femnist, lrs=(0.1, 1.0)))
+    return Findings(scale, {}, {}, over_lr, {}, {}, {}, {})
+
+
+def test_faster_at_one_step_size_and_not_at_another_holds_in_part():
+    quick, slow = [0, 0.8, 0.9, 0.9], [0, 0.2, 0.5, 0.9]
+    down, late = [4.0, 1.0, 0.5, 0.5], [4.0, 3.0, 2.0, 0.5]
+    findings = findings_over_lr(
+        fedavg={0.1: [run_of(late, slow)], 1.0: [run_of(down, quick)]},
+        fedmom={0.1: [run_of(down, quick)], 1.0: [run_of(late, slow)]},
+    )
+    (row,) = [r for r in verdicts.judge(findings) if r.claim == "faster"]
+    assert (row.where, row.status) == ("FEMNIST, at every γ", Status.PART)
+    assert row.numbers == "holds at γ 0.1; does not hold at γ 1; seeds 1"
+    shown = [(line[0], line[1], line[-1]) for line in tables.same_lr(findings).rows]
+    assert shown == [("FEMNIST", "0.1", "holds"), ("", "1", "does not hold")]
+    # While one of them is missing, there is no verdict.
+    unfinished = findings_over_lr(
+        fedavg={0.1: [run_of(late, slow)]}, fedmom={0.1: [run_of(down, quick)]}
+    )
+    assert not [r for r in verdicts.judge(unfinished) if r.claim == "faster"]
 
 
 def test_wins():
