@@ -132,7 +132,7 @@ class TestPlan:
     ("variant", "changed"),
     [
         (plan.PAPER, {"lr": 0.03, "server_lr": "auto", "average": None}),
-        (plan.COSINE, {"lr": "cosine:start=0.03,rounds=2000", "server_lr": "auto"}),
+        (plan.COHORT_COSINE, {"lr": "cosine:start=0.03,rounds=2000", "server_lr": "auto"}),
         (plan.COHORT_COSINE_ETA, {"lr": 0.03, "server_lr": "cosine:start=1,rounds=2000"}),
         (plan.COHORT_AVERAGE, {"lr": 0.03, "server_lr": "auto", "average": 0.99}),
         (plan.COHORT_COSINE_TEN, {"lr": "cosine:start=0.03,rounds=400", "eval_every": 20}),

@@ -81,7 +81,6 @@ class Variant:
 
 PAPER = Variant("the paper's setting")
 COHORT = Variant("cohort weights", "cohort")
-COSINE = Variant("cosine γ", decay="γ")
 COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", decay="γ")
 COHORT_COSINE_ETA = Variant("cohort weights, cosine η", "cohort", decay="η")
 COHORT_AVERAGE = Variant("cohort weights, averaged models", "cohort", average=0.99)
@@ -320,7 +319,6 @@ FULL = Scale(
     variants=(
         PAPER,
         COHORT,
-        COSINE,
         COHORT_COSINE,
         COHORT_COSINE_ETA,
         COHORT_AVERAGE,
