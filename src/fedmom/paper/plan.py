@@ -57,6 +57,7 @@ class Variant:
     decay: Literal["γ", "η"] | None = None  # what goes down to 0 along a cosine
     average: float | None = None  # of models, as --average
     clients: int = 2
+    more_lrs: tuple[float, ...] = ()  # γ beyond the task's, where larger steps still train
 
     def settings(self, rounds: int, eval_every: int, lr: float) -> dict[str, Any]:
         """Return what the variant changes; more clients a round have fewer rounds, for equal work.
@@ -84,7 +85,9 @@ COHORT = Variant("cohort weights", "cohort")
 COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", decay="γ")
 COHORT_COSINE_ETA = Variant("cohort weights, cosine η", "cohort", decay="η")
 COHORT_AVERAGE = Variant("cohort weights, averaged models", "cohort", average=0.99)
-COHORT_COSINE_TEN = Variant("cohort weights, cosine γ, M=10", "cohort", decay="γ", clients=10)
+COHORT_COSINE_TEN = Variant(
+    "cohort weights, cosine γ, M=10", "cohort", decay="γ", clients=10, more_lrs=(0.3,)
+)
 UNIFORM = Variant("equal weights", "uniform")
 # The paper's equations beside the two deviations of its first author's code, alone and together.
 AUTHOR = {
@@ -167,7 +170,7 @@ class Scale:
         """Return a method's grid of γ. Variants and FedSGD are tuned on the first seed."""
         fedsgd = algorithm == "fedsgd"
         count = 1 if fedsgd or variant != PAPER else task.grid_seeds
-        lrs = task.lrs if variant == PAPER else task.variant_lrs
+        lrs = task.lrs if variant == PAPER else task.variant_lrs + variant.more_lrs
         if fedsgd:
             lrs = task.fedsgd_lrs
         return LrGrid(
