@@ -26,7 +26,7 @@ def build(spec: str, features: Features) -> Model:
     """Return the model of a name with options, fitted to the data's features."""
     name, _ = specs.split(spec)
     model = specs.bind(specs.pick(MODELS, name, "model"), spec, features)
-    # One program instead of a dozen: the first round of LeNet-5 comes a second sooner.
+    # One program instead of a dozen: compiling LeNet-5's takes a second less.
     return model._replace(init=jax.jit(model.init))
 
 
