@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-State = tuple[jax.Array, jax.Array]
-Trace = tuple[jax.Array, jax.Array]
+Pair = tuple[jax.Array, jax.Array]
+Carry = tuple[jax.Array, jax.Array, jax.Array]
+Trace = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Residuals = tuple[jax.Array, jax.Array, jax.Array, Trace]
 
 # sigmoid(z) = (1 + tanh(z / 2)) / 2, so one tanh serves all gates (input, forget, candidate,
@@ -37,17 +38,29 @@ def lstm(table: jax.Array, recurrent: jax.Array, symbols: jax.Array) -> jax.Arra
 def _read(
     table: jax.Array, recurrent: jax.Array, symbols: jax.Array, *, keep: bool
 ) -> tuple[jax.Array, Trace | None]:
-    """Run the loop over time; ``keep`` the gates' tanh (T, N, 4H) and the cells (T, N, H)."""
+    """Run the loop over time; ``keep`` what the way back multiplies, and the states before."""
     hidden = len(recurrent)
     scale = np.repeat(SCALE, hidden)
     table, recurrent = (table + np.repeat(BIAS, hidden)) * scale, recurrent * scale
 
-    def step(state: State, symbols: jax.Array) -> tuple[State, Trace | None]:
+    def step(state: Pair, symbols: jax.Array) -> tuple[Pair, Trace | None]:
         h, c = state
-        gates = jnp.tanh(table[symbols] + h @ recurrent)
-        i, f, g, o = jnp.split(gates, 4, axis=-1)
-        c = _sigmoid(f) * c + _sigmoid(i) * g
-        return (_sigmoid(o) * jnp.tanh(c), c), (gates, c) if keep else None
+        i, f, g, o = jnp.split(jnp.tanh(table[symbols] + h @ recurrent), 4, axis=-1)
+        cell = _sigmoid(f) * c + _sigmoid(i) * g
+        shown = jnp.tanh(cell)
+        after = _sigmoid(o) * shown, cell
+        if not keep:
+            return after, None
+        # The gradient of each gate's sum is the gradient of the cell (of the hidden state, for
+        # the output gate) times a factor. Made here, where all of it is in the cache.
+        factors = [
+            g * _slope(i) / 4,
+            c * _slope(f) / 4,
+            _sigmoid(i) * _slope(g),
+            shown * _slope(o) / 4,
+        ]
+        by_shown, by_cell = _sigmoid(o) * _slope(shown), _sigmoid(f)
+        return after, (jnp.concatenate(factors, axis=-1), by_shown, by_cell, h)
 
     zero = jnp.zeros((len(symbols), hidden), table.dtype)
     (h, _), trace = lax.scan(step, (zero, zero), symbols.T)
@@ -64,38 +77,25 @@ def _forward(
 
 def _backward(residuals: Residuals, dh: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     """Return the gradients of ``table`` and ``recurrent``, given that of the last state."""
-    table, recurrent, symbols, (gates, cells) = residuals
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    shown = jnp.tanh(cells)
-    # What the loop multiplies: the gradient of each gate's sum is the gradient of the cell (of
-    # the hidden state, for the output gate) times a factor known beforehand.
-    factors = jnp.stack(
-        [
-            g * _slope(i) / 4,
-            _before(cells) * _slope(f) / 4,
-            _sigmoid(i) * _slope(g),
-            shown * _slope(o) / 4,
-        ],
-        axis=-2,
-    ).reshape(gates.shape)
+    table, recurrent, symbols, (factors, by_shown, by_cell, states) = residuals
     back = _transpose(recurrent)
 
-    def step(
-        state: State, known: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[State, jax.Array]:
-        dh, dc = state
-        by_sum, by_shown, by_cell = known
+    def step(carry: Carry, known: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Carry, None]:
+        dh, dc, sums = carry
+        by_shown, by_cell, t = known
         dc = dc + dh * by_shown
-        dz = by_sum * jnp.concatenate([dc, dc, dc, dh], axis=-1)
-        return (dz @ back, dc * by_cell), dz
+        factor = lax.dynamic_index_in_dim(sums, t, keepdims=False, allow_negative_indices=False)
+        dz = factor * jnp.concatenate([dc, dc, dc, dh], axis=-1)
+        # In the place of the factors, which are not needed again: less memory to go through.
+        sums = lax.dynamic_update_index_in_dim(sums, dz, t, 0, allow_negative_indices=False)
+        return (dz @ back, dc * by_cell, sums), None
 
-    known = (factors, _sigmoid(o) * _slope(shown), _sigmoid(f))
-    _, dz = lax.scan(step, (dh, jnp.zeros_like(dh)), known, reverse=True)
+    known = by_shown, by_cell, jnp.arange(len(factors))
+    (_, _, dz), _ = lax.scan(step, (dh, jnp.zeros_like(dh), factors), known, reverse=True)
+    d_table = jnp.zeros_like(table).at[symbols.T].add(dz)
     # One large product instead of T small ones.
-    dz = dz.reshape(-1, dz.shape[-1])
-    states = _before(_sigmoid(o) * shown).reshape(-1, dh.shape[-1])
-    d_table = jnp.zeros_like(table).at[symbols.T.reshape(-1)].add(dz)
-    return d_table, _transpose(states) @ dz, None
+    before, dz = (a.reshape(-1, a.shape[-1]) for a in (states, dz))
+    return d_table, _transpose(before) @ dz, None
 
 
 lstm.defvjp(_forward, _backward)
@@ -109,11 +109,6 @@ def _sigmoid(half: jax.Array) -> jax.Array:
 def _slope(tanh: jax.Array) -> jax.Array:
     """Return the derivative of tanh, given tanh; a quarter of it is sigmoid's, given ``half``."""
     return 1 - tanh * tanh
-
-
-def _before(steps: jax.Array) -> jax.Array:
-    """Shift (T, ...) by one step: what was there before each step, zeros before the first."""
-    return jnp.concatenate([jnp.zeros_like(steps[:1]), steps[:-1]])
 
 
 def _transpose(matrix: jax.Array) -> jax.Array:
