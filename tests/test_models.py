@@ -1,5 +1,7 @@
 """Models against references: sizes by formula, layers by NumPy loops, dropout by its law."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,12 @@ def test_logits_per_sample_that_do_not_depend_on_the_rest_of_the_batch(name, fea
     losses = model.loss(logits, jnp.arange(3))
     expected = jax.nn.logsumexp(logits, axis=1) - logits[jnp.arange(3), jnp.arange(3)]
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_first_parameters_are_the_same_inside_another_program():
+    model = fedmom.build_model("lenet5", PICTURE)
+    alone, inside = model.init(jax.random.key(4)), jax.jit(model.init)(jax.random.key(4))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), alone, inside)
 
 
 def test_sizes_are_the_papers():
