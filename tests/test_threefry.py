@@ -10,6 +10,14 @@ from fedmom import threefry
 numbers = st.integers(0, 2**32 - 1)
 
 
+@given(seed=numbers, stream=numbers)
+def test_the_key_of_a_stream_is_what_jax_folds(seed, stream):
+    expected = jax.random.fold_in(jax.random.key(seed), np.uint32(stream))
+    key = threefry.stream_key(seed, stream)
+    assert key.dtype == expected.dtype
+    assert (jax.random.key_data(key) == jax.random.key_data(expected)).all()
+
+
 @given(seed=numbers, number=numbers)
 def test_keys_are_folded_as_jax_does(seed, number):
     key = jax.random.key(seed)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.threefry import IMPLEMENTATION
+from fedmom.threefry import stream_key
 
 # The independent streams of one seed. Numbers, not an enum: they are folded into keys.
 _INIT, _CLIENTS = 0, 1
@@ -12,12 +12,12 @@ _INIT, _CLIENTS = 0, 1
 
 def init_key(seed: int) -> jax.Array:
     """Return the key that draws the model's first parameters."""
-    return jax.random.fold_in(jax.random.key(seed, impl=IMPLEMENTATION), _INIT)
+    return stream_key(seed, _INIT)
 
 
 def clients_key(seed: int) -> jax.Array:
     """Return the key of all clients; folding in the round, then the client, gives its own."""
-    return jax.random.fold_in(jax.random.key(seed, impl=IMPLEMENTATION), _CLIENTS)
+    return stream_key(seed, _CLIENTS)
 
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> NDArray[np.int64]:
