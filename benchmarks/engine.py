@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
+import pages
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -30,7 +31,6 @@ from rich.table import Table
 from fedmom.data.store import cache_folder
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parent / "docs"
 ERR = Console(stderr=True)
 KEYS = ("ms_per_client_step", "first_round_s", "pss_mb")
 LIMIT = 600  # seconds for one run of one peer
@@ -302,15 +302,14 @@ def print_table(title: str, show: Show, results: Results) -> None:
 
 def markdown_table(results: Results) -> str:
     """Both tables in one, for the documentation."""
-    lines = ["| | " + " | ".join(map(heading, COLUMNS)) + " |"]
-    lines.append("|---" + "|--:" * len(COLUMNS) + "|")
+    rows = []
     for peer in results:
         cells = [number(results, peer, c) for c in COLUMNS]
         if peer != OURS.label:
             ratios = [times(results, peer, c) for c in COLUMNS]
             cells = [f"{n} ({r})" if r else n for n, r in zip(cells, ratios, strict=True)]
-        lines.append(f"| {peer} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([peer, *cells])
+    return pages.markdown(["", *map(heading, COLUMNS)], rows)
 
 
 def draw(results: Results, path: Path) -> None:
@@ -366,19 +365,16 @@ def machine() -> str:
 
 
 def write_docs(record: dict, results: Results) -> None:
-    """Put the results between the marks in docs/performance.md, and the picture beside it."""
-    page = DOCS / "performance.md"
-    before, _, rest = page.read_text().partition("<!-- results: begin -->\n")
-    _, _, after = rest.partition("<!-- results: end -->\n")
+    """Put the results into docs/performance.md, and the picture beside it."""
     about = "\n".join(f"- {k}: {v}" for k, v in record["versions"].items())
-    section = (
+    pages.write_section(
+        "results",
         f"{record['date']}, {record['repeats']} repeats. {record['machine']}.\n\n"
-        f"{markdown_table(results)}\n\n"
+        f"{markdown_table(results)}\n"
         f"![How many times FedMom's time the peers take](performance.png)\n\n"
-        f"Versions:\n\n{about}\n"
+        f"Versions:\n\n{about}\n",
     )
-    page.write_text(f"{before}<!-- results: begin -->\n{section}<!-- results: end -->\n{after}")
-    draw(results, DOCS / "performance.png")
+    draw(results, pages.DOCS / "performance.png")
 
 
 def arguments() -> argparse.Namespace:

@@ -1,11 +1,11 @@
-"""What do clients, cohorts and local steps cost? Run: python benchmarks/scaling.py
+"""What do clients, cohorts and local steps cost? Run: python benchmarks/scaling.py [--write-docs]
 
 Trains LeNet-5 on random pictures in packed stores, and prints milliseconds per client-step for
 more clients in the population (K), more clients in a round (M) and more local steps (H), each as
 a ratio to the base case; the peak memory of each; the rounds per second of the smallest work
-there is (logistic regression on Synthetic(1, 1), one step each of two clients); and what an
-evaluation costs beside its bare forward pass. Every measurement is a process of its own, and
-the repeats alternate.
+there is (logistic regression, one step each of two clients, on Synthetic(1, 1) and on the
+pictures); and what an evaluation costs beside its bare forward pass. Every measurement is a
+process of its own, and the repeats alternate.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pages
 from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
@@ -36,12 +37,13 @@ CLIENT_STEPS = 6_000  # in the timed part of a measurement, about
 
 
 class Case(NamedTuple):
-    """Clients in the population, clients in a round, local steps."""
+    """Clients in the population, clients in a round, local steps; data other than pictures."""
 
     k: int = 1_000
     m: int = 10
     h: int = 10
     model: str = "lenet5"
+    data: str | None = None
 
 
 class Cost(NamedTuple):
@@ -52,10 +54,8 @@ class Cost(NamedTuple):
     peak_mb: float
 
 
-SYNTHETIC = "synthetic:alpha=1,beta=1,clients=1000"
 BASE = Case()
-LOGREG = Case(m=2, h=1, model="logreg")
-CASES = [
+GROWING = [
     BASE,
     Case(k=1_000_000),
     Case(m=2),
@@ -63,8 +63,14 @@ CASES = [
     Case(m=1000),
     Case(h=1),
     Case(h=100),
-    LOGREG,
 ]
+SMALLEST = {
+    "Synthetic(1, 1), 610 parameters": Case(
+        m=2, h=1, model="logreg", data="synthetic:alpha=1,beta=1,clients=1000"
+    ),
+    "pictures, 48,670 parameters": Case(m=2, h=1, model="logreg"),
+}
+CASES = [*GROWING, *SMALLEST.values()]
 
 
 def pack(folder: Path, clients: int) -> None:
@@ -87,7 +93,7 @@ def pack(folder: Path, clients: int) -> None:
 
 def measure(folder: str, case: Case) -> Cost:
     """Train in this process, and return what it took once all is compiled."""
-    data = fedmom.load_data(SYNTHETIC) if case == LOGREG else open_store(Path(folder))
+    data = fedmom.load_data(case.data) if case.data else open_store(Path(folder))
     model = fedmom.build_model(case.model, data.features)
     server = fedmom.fedavg(eta=case.k / case.m)
     rounds = max(2, CLIENT_STEPS // (case.m * case.h))
@@ -159,39 +165,64 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(function, arguments)
 
 
-def table(costs: dict[Case, list[Cost]]) -> Table:
+COLUMNS = ["K", "M", "H", "ms per client-step", "ratio", "peak MB"]
+
+
+def rows(costs: dict[Case, list[Cost]]) -> list[list[str]]:
     """One row for each case; ratios are to the base case of the same repeat."""
-    shown = Table(box=None, title="LeNet-5; ratios to the first row")
-    for column in ("K", "M", "H", "ms per client-step", "ratio", "peak MB"):
-        shown.add_column(column, justify="right")
-    for case in CASES:
-        if case == LOGREG:
-            continue
+    found = []
+    for case in GROWING:
         ratios = [c.ms / b.ms for c, b in zip(costs[case], costs[BASE], strict=True)]
-        shown.add_row(
-            *(f"{n:,}" for n in case[:3]),
-            f"{statistics.median(c.ms for c in costs[case]):.3f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{statistics.median(c.peak_mb for c in costs[case]):,.0f}",
+        found.append(
+            [
+                *(f"{n:,}" for n in case[:3]),
+                f"{statistics.median(c.ms for c in costs[case]):.3f}",
+                f"{statistics.median(ratios):.2f}",
+                f"{statistics.median(c.peak_mb for c in costs[case]):,.0f}",
+            ]
         )
-    return shown
+    return found
+
+
+def print_table(cells: list[list[str]]) -> None:
+    """Print the rows under their columns."""
+    shown = Table(box=None, title="LeNet-5; ratios to the first row")
+    for column in COLUMNS:
+        shown.add_column(column, justify="right")
+    for row in cells:
+        shown.add_row(*row)
+    Console().print(shown)
+
+
+def sentences(costs: dict[Case, list[Cost]]) -> list[str]:
+    """What an evaluation costs, and how quick the smallest rounds are."""
+    said = [
+        f"An evaluation of {name} takes {apart(evaluation, name):.2f} times the bare forward pass."
+        for name in EVALUATED
+    ]
+    for name, case in SMALLEST.items():
+        rate = statistics.median(c.rounds_per_second for c in costs[case])
+        said.append(f"Logistic regression, H=1, M=2, {name}: {rate:,.0f} rounds per second.")
+    return said
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--write-docs", action="store_true", help="renew docs/performance.md")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         stores = {k: Path(folder) / str(k) for k in sorted({case.k for case in CASES})}
         for k, store in stores.items():
             pack(store, k)
-        costs = measure_all(stores, repeats)
-    Console().print(table(costs))
-    for name in EVALUATED:
-        ratio = apart(evaluation, name)
-        Console().print(f"Evaluation of {name}: {ratio:.2f} times the bare forward pass.")
-    rate = statistics.median(c.rounds_per_second for c in costs[LOGREG])
-    Console().print(f"Logistic regression, H=1, M=2: {rate:,.0f} rounds per second.")
+        costs = measure_all(stores, options.repeats)
+    cells, said = rows(costs), sentences(costs)
+    print_table(cells)
+    for sentence in said:
+        Console().print(sentence)
+    if options.write_docs:
+        listed = "".join(f"- {sentence}\n" for sentence in said)
+        pages.write_section("scaling", f"{pages.markdown(COLUMNS, cells)}\n{listed}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,22 @@
+"""Puts what was measured into the documentation, between marks that the page has."""
+
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PERFORMANCE = DOCS / "performance.md"
+
+
+def write_section(name: str, text: str) -> None:
+    """Put the text between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->`` of the page."""
+    begin, end = (f"<!-- {name}: {place} -->\n" for place in ("begin", "end"))
+    before, _, rest = PERFORMANCE.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{PERFORMANCE.name} has no place marked {name}.")
+    PERFORMANCE.write_text(f"{before}{begin}{text}{end}{after}")
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """Return a table, its first column to the left and numbers to the right."""
+    lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
