@@ -2,10 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmom import threefry
+from fedmom.errors import FedMomError
 
 numbers = st.integers(0, 2**32 - 1)
 
@@ -16,6 +18,12 @@ def test_the_key_of_a_stream_is_what_jax_folds(seed, stream):
     key = threefry.stream_key(seed, stream)
     assert key.dtype == expected.dtype
     assert (jax.random.key_data(key) == jax.random.key_data(expected)).all()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_without_a_key_is_refused(seed):
+    with pytest.raises(FedMomError, match=f"seed {seed} is not between 0 and 4294967295"):
+        threefry.stream_key(seed, 0)
 
 
 @given(seed=numbers, number=numbers)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedmom.errors import FedMomError
+
 IMPLEMENTATION = "threefry2x32"
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = np.uint32(0x1BD11BDA)
@@ -19,6 +21,8 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 def stream_key(seed: int, stream: int) -> jax.Array:
     """Return ``jax.random.fold_in(jax.random.key(seed), stream)``, without a program to compile."""
+    if not 0 <= seed < 2**32:
+        raise FedMomError(f"seed {seed} is not between 0 and {2**32 - 1}.")
     key, number = (np.array([[0], [n]], np.uint32) for n in (seed, stream))
     words = jnp.asarray(np.concatenate(_hash(key, *number)))
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)

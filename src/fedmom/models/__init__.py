@@ -32,8 +32,8 @@ def build(spec: str, features: Features) -> Model:
 def _compiled_quickly(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
     """Compile the drawing of first parameters as one program, with little optimization.
 
-    It runs once. LeNet-5's takes a second to compile this way, three as a dozen programs, and
-    the numbers are the same.
+    It runs once. LeNet-5's takes less than a second to compile this way, over two as a dozen
+    programs, and the numbers are the same.
     """
     compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
 

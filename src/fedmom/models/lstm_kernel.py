@@ -15,6 +15,7 @@ from jax import lax
 
 Pair = tuple[jax.Array, jax.Array]
 Carry = tuple[jax.Array, jax.Array, jax.Array]
+# For every step: factors (T, N, 4H) of the gates, by_shown and by_cell, the state before (T, N, H).
 Trace = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Residuals = tuple[jax.Array, jax.Array, jax.Array, Trace]
 
@@ -81,14 +82,14 @@ def _backward(residuals: Residuals, dh: jax.Array) -> tuple[jax.Array, jax.Array
     back = _transpose(recurrent)
 
     def step(carry: Carry, known: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Carry, None]:
-        dh, dc, sums = carry
+        dh, dc, buffer = carry
         by_shown, by_cell, t = known
         dc = dc + dh * by_shown
-        factor = lax.dynamic_index_in_dim(sums, t, keepdims=False, allow_negative_indices=False)
+        factor = lax.dynamic_index_in_dim(buffer, t, keepdims=False, allow_negative_indices=False)
         dz = factor * jnp.concatenate([dc, dc, dc, dh], axis=-1)
         # In the place of the factors, which are not needed again: less memory to go through.
-        sums = lax.dynamic_update_index_in_dim(sums, dz, t, 0, allow_negative_indices=False)
-        return (dz @ back, dc * by_cell, sums), None
+        buffer = lax.dynamic_update_index_in_dim(buffer, dz, t, 0, allow_negative_indices=False)
+        return (dz @ back, dc * by_cell, buffer), None
 
     known = by_shown, by_cell, jnp.arange(len(factors))
     (_, _, dz), _ = lax.scan(step, (dh, jnp.zeros_like(dh), factors), known, reverse=True)
