@@ -1,5 +1,6 @@
 """What a report says: which runs, under which names, with which numbers."""
 
+import io
 import json
 import statistics
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fedmom import collection, overview, report
 from fedmom.charts import Figure, Grid
@@ -322,3 +324,14 @@ def test_figures_of_a_page_have_names_of_their_own(tmp_path):
     run = make_run(tmp_path / "r")
     names = [f.name for f in parts(overview.overview([run.path]), Figure)]
     assert len(set(names)) == len(names)
+
+
+def test_a_narrow_terminal_folds_names_and_keeps_numbers():
+    rows = [("lr0.003_local-steps10_momentum0.9_fedmom", "0.582", "0.127")]
+    console = Console(width=30, file=io.StringIO())
+    console.print(report.shown(["runs", "test accuracy", "spread"], rows))
+    text = console.file.getvalue()
+    assert "0.582" in text
+    assert "0.127" in text
+    assert "…" not in text
+    assert "".join(line.split()[0] for line in text.splitlines()[2:]) == rows[0][0]

@@ -140,14 +140,13 @@ def table(runs: Iterable[Curves]) -> Table:
     """Return a comparison as a table for the terminal."""
     groups = alone(runs)
     columns, rows = numbers(groups, target(groups))
-    view = Table(
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        title=TABLE_TITLE,
-        title_justify="left",
-    )
-    view.add_column(columns[0], no_wrap=True)
+    return shown(columns, rows, TABLE_TITLE)
+
+
+def shown(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """Return rows as a table for the terminal: where it is narrow, names fold and numbers stay."""
+    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
+    view.add_column(columns[0], overflow="fold")
     for column in columns[1:]:
         view.add_column(column.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for row in rows:

@@ -117,17 +117,14 @@ def summary(folder: Path, stopped: Mapping[str, str]) -> tuple[Table, Path]:
         groups.setdefault(label, []).append(report.read(folder / name, name, stopped.get(name, "")))
     rows = sorted((_row(label, curves) for label, curves in groups.items()), key=lambda r: -r[3])
     columns = ("runs", "seeds", "train loss", "test accuracy", "spread", "best", "stopped")
-    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    view.add_column("runs", no_wrap=True)
-    for column in columns[1:]:
-        view.add_column(column.replace(" ", "\n"), justify="right")
-    for label, seeds, loss, accuracy, spread, best, early in rows:
-        numbers = (f"{v:.3f}" for v in (loss, accuracy, spread, best))
-        view.add_row(label, str(seeds), *numbers, str(early) if early else "")
+    cells = [
+        (label, str(seeds), *(f"{v:.3f}" for v in numbers), str(early or ""))
+        for label, seeds, *numbers, early in rows
+    ]
     file = io.StringIO()
     csv.writer(file).writerows([columns, *rows])
     runs.write_atomic(folder / "sweep.csv", file.getvalue().encode())
-    return view, folder / "sweep.csv"
+    return report.shown(columns, cells), folder / "sweep.csv"
 
 
 class _Tick:
