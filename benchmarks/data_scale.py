@@ -59,21 +59,17 @@ def measure(folder: Path) -> dict[str, float]:
         began = time.perf_counter()
         data = open_store(folder)
         times["open"].append(time.perf_counter() - began)
+    samples = data.train.size
+    pace = fedmom.synchronous(fedmom.uniform(samples), 10)
     for t in range(200):
         began = time.perf_counter()
-        fedmom.cohort(0, t, data.clients, 10)
+        pace.ask(0, t, set())
         times["cohort"].append(time.perf_counter() - began)
     model = fedmom.build_model("logreg", data.features)
-    server = fedmom.fedmom(1.0)
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.1, steps=5))
-    loop = fedmom.train(
-        fedmom.start(model, server, 0),
-        runtime,
-        server,
-        samples=data.train.size,
-        rounds=220,
-        clients_per_round=10,
-    )
+    algorithm = fedmom.Algorithm(fedmom.fedmom())
+    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.1, steps=5), algorithm)
+    start = fedmom.start(model, algorithm)
+    loop = fedmom.train(start, runtime, algorithm, pace=pace, samples=samples, rounds=220)
     times["round"] = [record.seconds for _, record in loop][20:]
     return {name: 1000 * statistics.median(values) for name, values in times.items()}
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fedmom.data.store import cache_folder
+from fedmom.core.files import cache_folder
 
 HERE = Path(__file__).resolve().parent
 ERR = Console(stderr=True)
@@ -117,6 +117,7 @@ CELLS = [
 ]
 WARM = "first round, warm"
 COLUMNS = [*(c.label for c in CELLS), "first round", WARM, "memory"]
+COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # a first round compiles everything
 Results = dict[str, dict[str, list[float]]]  # [peer][column] -> one number per repeat
 Show = Callable[[Results, str, str], str]
 
@@ -220,7 +221,7 @@ def tasks(peers: list[Peer], seconds: float, repeat: int) -> Iterator[Task]:
 
 
 def cached_compilations(peer: Peer) -> dict[str, str]:
-    """Settings that make JAX keep its compilations, as FedMom's command line does."""
+    """Settings that make JAX keep its compilations, as FedMom does by itself."""
     return {
         "JAX_COMPILATION_CACHE_DIR": str(home() / f"compiled-{peer.script}"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
@@ -249,7 +250,7 @@ def measure(peers: list[Peer], repeats: int, seconds: float) -> Results:
                 run(peer, CELLS[0], 1, cached_compilations(peer))
         for task in (t for repeat in plan for t in repeat):
             progress.update(bar, description=f"{task.peer.label}: {task.cell.label}")
-            extra = cached_compilations(task.peer) if task.warm else {}
+            extra = cached_compilations(task.peer) if task.warm else COLD
             result = run(task.peer, task.cell, task.rounds, extra)
             for column, value in columns_of(task, result or dict.fromkeys(KEYS, float("nan"))):
                 results[task.peer.label].setdefault(column, []).append(value)
@@ -365,7 +366,7 @@ def machine() -> str:
 
 
 def write_docs(record: dict, results: Results) -> None:
-    """Put the results into docs/performance.md, and the picture beside it."""
+    """Put the results into docs/performance.md, and the figure beside it."""
     about = "\n".join(f"- {k}: {v}" for k, v in record["versions"].items())
     pages.write_section(
         "results",
@@ -408,7 +409,7 @@ def main() -> None:
     draw(results, home() / "engine.png")
     print_table("Medians; ms are per client-step", number, results)
     print_table("Ratios to FedMom", times, results)
-    Console().print(f"raw numbers: {home() / 'engine.json'}, picture: {home() / 'engine.png'}")
+    Console().print(f"raw numbers: {home() / 'engine.json'}, figure: {home() / 'engine.png'}")
     if options.write_docs:
         write_docs(record, results)
 

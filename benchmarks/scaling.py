@@ -1,10 +1,10 @@
 """What do clients, cohorts and local steps cost? Run: python benchmarks/scaling.py [--write-docs]
 
-Trains LeNet-5 on random pictures in packed stores, and prints milliseconds per client-step for
+Trains LeNet-5 on random images in packed stores, and prints milliseconds per client-step for
 more clients in the population (K), more clients in a round (M) and more local steps (H), each as
 a ratio to the base case; the peak memory of each; the rounds per second of the smallest work
 there is (logistic regression, one step each of two clients, on Synthetic(1, 1) and on the
-pictures); and what an evaluation costs beside its bare forward pass. Every measurement is a
+images); and what an evaluation costs beside its bare forward pass. Every measurement is a
 process of its own, and the repeats alternate.
 """
 
@@ -26,8 +26,9 @@ from rich.progress import Progress, track
 from rich.table import Table
 
 import fedmom
+from fedmom.data.batches import reader
 from fedmom.data.store import Packer, open_store
-from fedmom.metrics import CHUNK
+from fedmom.runtimes.scoring import CHUNK
 
 ERR = Console(stderr=True)
 SAMPLES = 2  # of a client: a million clients are 1.6 GB
@@ -37,7 +38,7 @@ CLIENT_STEPS = 6_000  # in the timed part of a measurement, about
 
 
 class Case(NamedTuple):
-    """Clients in the population, clients in a round, local steps; data other than pictures."""
+    """Clients in the population, clients in a round, local steps; data other than images."""
 
     k: int = 1_000
     m: int = 10
@@ -68,7 +69,7 @@ SMALLEST = {
     "Synthetic(1, 1), 610 parameters": Case(
         m=2, h=1, model="logreg", data="synthetic:alpha=1,beta=1,clients=1000"
     ),
-    "pictures, 48,670 parameters": Case(m=2, h=1, model="logreg"),
+    "images, 48,670 parameters": Case(m=2, h=1, model="logreg"),
 }
 CASES = [*GROWING, *SMALLEST.values()]
 
@@ -79,7 +80,7 @@ def pack(folder: Path, clients: int) -> None:
     with Packer(
         folder,
         name=f"{clients} clients",
-        features=fedmom.Features("picture", (28, 28), CLASSES),
+        features=fedmom.Features("image", (28, 28), CLASSES),
         columns={"x": ("uint8", (28, 28)), "y": ("uint8", ())},
         source={"generated": True},
     ) as packer:
@@ -95,15 +96,16 @@ def measure(folder: str, case: Case) -> Cost:
     """Train in this process, and return what it took once all is compiled."""
     data = fedmom.load_data(case.data) if case.data else open_store(Path(folder))
     model = fedmom.build_model(case.model, data.features)
-    server = fedmom.fedavg(eta=case.k / case.m)
+    algorithm = fedmom.Algorithm(fedmom.fedavg(learning_rate=case.k / case.m))
+    work = fedmom.LocalWork(lr=0.001, steps=case.h)
     rounds = max(2, CLIENT_STEPS // (case.m * case.h))
     loop = fedmom.train(
-        fedmom.start(model, server, 0),
-        fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.001, steps=case.h)),
-        server,
+        fedmom.start(model, algorithm),
+        fedmom.LocalRuntime(data, model, work, algorithm),
+        algorithm,
+        pace=fedmom.synchronous(fedmom.uniform(data.train.size), case.m),
         samples=data.train.size,
         rounds=rounds + WARM_UP,
-        clients_per_round=case.m,
     )
     for _ in range(WARM_UP):
         next(loop)
@@ -124,13 +126,14 @@ def evaluation(name: str) -> float:
     data = fedmom.load_data(EVALUATED[name])
     model = fedmom.build_model(name, data.features)
     params = model.init(jax.random.key(0))
-    evaluate = fedmom.Evaluator(model, data)
+    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1))
     split = data.train
     rows = np.concatenate(
         [np.arange(b, b + n) for b, n in zip(split.start, split.size, strict=True)]
     )
     rows = rows[: len(rows) - len(rows) % CHUNK]  # whole batches
-    inputs = [data.read(data.arrays, r)[0] for r in rows.reshape(-1, CHUNK)]
+    read = reader(data.features)
+    inputs = [read(data.arrays, r)[0] for r in rows.reshape(-1, CHUNK)]
     forward = jax.jit(lambda p, x: model.apply(p, x, None))
 
     def bare() -> None:
@@ -139,7 +142,7 @@ def evaluation(name: str) -> float:
     ratios = []
     for _ in range(6):
         spent = []
-        for work in (lambda: evaluate(params, "train"), bare):
+        for work in (lambda: fedmom.evaluate(runtime, params, "train"), bare):
             began = time.perf_counter()
             work()
             spent.append(time.perf_counter() - began)

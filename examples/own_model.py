@@ -1,7 +1,10 @@
 """Your own model: plain JAX, flax linen or flax nnx. Run: python examples/own_model.py
 
-A model is `init(key) -> params` and `apply(params, x, key) -> logits`; `key` is None when
-the model is evaluated. Needs flax (pip install flax) for the last two.
+A model is `init(key) -> params` and `apply(params, x, key) -> logits`; `key` is for dropout and
+the like, and None when the model is evaluated. The last two need flax (pip install flax).
+
+A function of the data's features can also be used by name, `fedmom run --model own_net`: give your
+own package an entry point in the group "fedmom.models", such as own_net = "own_model:plain".
 """
 
 import jax
@@ -58,18 +61,19 @@ def from_nnx(features):
 
 def main():
     data = fedmom.load_data("synthetic")
-    server = fedmom.fedmom(eta=data.clients / 5, beta=0.9)
+    algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=data.clients / 5, momentum=0.9))
     work = fedmom.LocalWork(lr=0.005, steps=10)
+    samples = data.train.size
+    pace = fedmom.synchronous(fedmom.uniform(samples), 5)
     for make in (plain, from_linen, from_nnx):
         model = make(data.features)
-        runtime = fedmom.LocalRuntime(data, model, work)
-        evaluate = fedmom.Evaluator(model, data)
-        start = fedmom.start(model, server, seed=0)
+        runtime = fedmom.LocalRuntime(data, model, work, algorithm)
+        start = fedmom.start(model, algorithm)
         for state, record in fedmom.train(
-            start, runtime, server, samples=data.train.size, rounds=60, clients_per_round=5
+            start, runtime, algorithm, pace=pace, samples=samples, rounds=60
         ):
             if record.round % 20 == 0:
-                metrics = evaluate(state.params, "test")
+                metrics = fedmom.evaluate(runtime, state.params, "test")
                 print(f"{make.__name__} round {record.round}: accuracy {metrics.accuracy:.3f}")
 
 

@@ -1,12 +1,35 @@
-"""Shared by all tests: small populations, and a machine that stays as it is."""
+"""Shared by all tests: small populations, a cache of compiled programs, a machine left as it is."""
 
+import hashlib
 import os
-import tempfile
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
 
-# One compilation serves all tests, and the processes they start. Before JAX is imported.
-_COMPILED = tempfile.TemporaryDirectory(prefix="fedmom-compiled-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+from platformdirs import user_cache_path
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"  # real data, where it is at hand
+
+
+def _compiled() -> Path:
+    """Where compiled programs are kept: for all processes of a run, and for the next run.
+
+    Most of the suite's time is compilation. The name says what a program depends on besides its
+    own text: versions, and the kind of CPU.
+    """
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
+    kind = sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))})
+    parts = [sys.version, version("jax"), version("jaxlib"), platform.platform(), *kind]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return user_cache_path("fedmom-tests", appauthor=False) / digest
+
+
+# Before JAX is imported. Processes that tests start inherit it, and so do pytest's own workers.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compiled()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

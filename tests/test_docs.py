@@ -1,4 +1,4 @@
-"""Every command and snippet of the documentation runs."""
+"""Every command and snippet of the documentation runs, and what it names is there."""
 
 import json
 import os
@@ -8,26 +8,31 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import click
 import numpy as np
 import pytest
 
-from fedmom import config as settings
-from fedmom import sweeps
-from fedmom.cli import cli
+from fedmom.cli.main import cli
+from fedmom.experiments import settings, sweep
 
 ROOT = Path(__file__).parents[1]
+CHANGES = ROOT / "CHANGELOG.md"  # names what was before, too
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"  # its package of two files has a test of its own
+
+
+def code(page, language):
+    """All code blocks of a language on a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def blocks(language):
     """All code blocks of a language, with the page each is on."""
-    found = []
-    for page in PAGES:
-        for text in re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL):
-            found.append(pytest.param(text, id=f"{page.name}-{len(found)}"))
-    return found
+    pages = [page for page in PAGES if page != ARCHITECTURE]
+    found = [(page.name, text) for page in pages for text in code(page, language)]
+    return [pytest.param(text, id=f"{name}-{i}") for i, (name, text) in enumerate(found)]
 
 
 def commands():
@@ -35,10 +40,15 @@ def commands():
     return [b for b in blocks("sh") if b.values[0].startswith("fedmom")]
 
 
-@pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """A folder with the data that the pages speak of, in small."""
-    monkeypatch.chdir(tmp_path)
+def prose(page):
+    """A page without its code blocks."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """The data that the pages speak of, in small, and one cache for all of it."""
+    folder = tmp_path_factory.mktemp("datasets")
     rng = np.random.default_rng(0)
     for part, samples in (("train", 12), ("test", 3)):
         users = {
@@ -52,31 +62,43 @@ def workplace(tmp_path, monkeypatch):
             for k in range(6)
         }
         shard = {"users": list(users), "num_samples": [samples] * 6, "user_data": users}
-        file = tmp_path / "leaf" / "femnist" / part / f"all_data_0_{part}.json"
+        file = folder / "leaf" / "femnist" / part / f"all_data_0_{part}.json"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(shard))
-    (tmp_path / "mnist").mkdir()
+    (folder / "mnist").mkdir()
     for name, rows in (("train", 400), ("t10k", 100)):
         for kind, shape in (("images-idx3", (rows, 28, 28)), ("labels-idx1", (rows,))):
             values = rng.integers(0, 256 if len(shape) > 1 else 10, shape, np.uint8)
             head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
-            (tmp_path / "mnist" / f"{name}-{kind}-ubyte").write_bytes(head + values.tobytes())
+            (folder / "mnist" / f"{name}-{kind}-ubyte").write_bytes(head + values.tobytes())
+    return folder
+
+
+@pytest.fixture
+def workplace(datasets, tmp_path, monkeypatch):
+    """A folder for one page's commands, where that data is at hand."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDMOM_CACHE", str(datasets / "cache"))
+    for name in ("leaf", "mnist"):
+        (tmp_path / name).symlink_to(datasets / name)
     return tmp_path
 
 
+@pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize("block", commands())
-def test_commands_run(workplace, block):
+def test_commands_run(block):
     for line in block.splitlines():
-        words = shlex.split(line)
-        assert words[0] == "fedmom"
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=workplace,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        program, *words = shlex.split(line)
+        assert program == "fedmom"
+        cli(words, standalone_mode=False)  # a mistake is raised
+
+
+def find(words):
+    """The command that words begin with, and the words after it."""
+    command = cli
+    while isinstance(command, click.Group):
+        command, words = command.get_command(click.Context(command), words[0]), words[1:]
+    return command, words
 
 
 def long_commands():
@@ -91,9 +113,7 @@ def long_commands():
 
 @pytest.mark.parametrize("line", long_commands())
 def test_long_commands_are_understood(line):
-    command, words = cli, shlex.split(line)[1:]
-    while isinstance(command, click.Group):
-        command, words = command.commands[words[0]], words[1:]
+    command, words = find(shlex.split(line)[1:])
     command.make_context(command.name, words)
 
 
@@ -104,17 +124,11 @@ def test_benchmarks_that_are_named_are_there():
         assert (ROOT / script).is_file()
 
 
+@pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize("block", blocks("python"))
-def test_snippets_run(workplace, block):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=workplace,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+def test_snippets_run(block, capsys):
+    exec(compile(block, "snippet", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("block", blocks("toml"))
@@ -122,14 +136,100 @@ def test_settings_are_settings(block):
     values = tomllib.loads(block)
     grid = values.pop("grid", {})
     settings.parse(values)
-    assert sweeps.cells(values, grid)
+    assert sweep.cells(values, grid)
+
+
+def test_a_package_of_your_own(tmp_path):
+    """The architecture page's package, as pip would install it, on the command line and resumed."""
+    (project,) = map(tomllib.loads, code(ARCHITECTURE, "toml"))
+    (module,) = code(ARCHITECTURE, "python")
+    (line,) = code(ARCHITECTURE, "sh")
+    (tmp_path / "my_methods.py").write_text(module)
+    installed = tmp_path / "my_methods-0.1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: my-methods\nVersion: 0.1\n")
+    groups = project["project"]["entry-points"]
+    (installed / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in rows.items())
+            for group, rows in groups.items()
+        )
+    )
+    words = shlex.split(line)[1:]
+    calls = [words, ["resume", words[-1]], ["list"]]
+    program = (
+        "from fedmom.cli.main import cli\n"
+        f"for words in {calls!r}:\n    cli(words, standalone_mode=False)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fedlion:b2=0.99" in done.stdout
+    assert "signs:scale=0.01" in done.stdout
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for page in [*PAGES, CHANGES]:
+        for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                there = page.parent / target if target else page
+                assert there.exists(), f"{page.name}: {target}"
+                if heading:
+                    assert heading in headings(there), f"{page.name}: {target}#{heading}"
+
+
+def headings(page):
+    """The anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_files_that_are_named_are_there():
+    for page in [*PAGES, CHANGES]:
+        for path in re.findall(r"`((?:src|tests|examples|benchmarks|docs)/[^`\s]+)`", prose(page)):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+    layers = "cli|reproduction|report|experiments|training|runtimes|algorithms|models|data"
+    below = re.findall(rf"`((?:{layers})/[\w/.]*)`", ARCHITECTURE.read_text())
+    assert len(below) > 20
+    for path in below:
+        assert (ROOT / "src" / "fedmom" / path).exists(), path
+
+
+def test_names_that_are_named_are_there():
+    for page in PAGES:
+        for name in re.findall(r"`fedmom(\.[A-Za-z_.]+\w)", page.read_text()):
+            group = page == ARCHITECTURE and name.count(".") == 1 and name.endswith("s")
+            if not group:  # those of entry points are no modules
+                resolve_name(f"fedmom{name}")
+
+
+def test_options_that_are_named_are_there():
+    def known(command):
+        found = {flag for param in command.params for flag in param.opts}
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found |= known(command.get_command(context, name))
+        return found
+
+    ours = known(cli) | {"--help", "--peers"}  # the second: a benchmark's
+    for page in PAGES:
+        for option in re.findall(r"`(--[a-z][\w-]*)", prose(page)):
+            assert option in ours, f"{page.name}: {option}"
+
+
+def test_the_picture_has_the_layers():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [name.removeprefix("fedmom.") for name in contract["contracts"][0]["layers"]]
+    picture = (ROOT / "docs" / "architecture.svg").read_text()
+    assert re.findall(r'class="name"[^>]*>(\w+)<', picture) == layers
+    assert set(layers) == {p.parent.name for p in (ROOT / "src" / "fedmom").glob("*/__init__.py")}
 
 
 def test_ci_runs_the_readmes_test_command():
@@ -146,7 +246,6 @@ def test_the_main_job_shows_a_clear_difference(workplace):
         text=True,
         check=False,
         cwd=workplace,
-        env={**os.environ},
     )
     assert done.returncode == 0, done.stderr
     assert "Figure: main/compare.png" in done.stdout

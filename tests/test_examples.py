@@ -1,25 +1,26 @@
-"""The examples run, and do what they say."""
+"""The examples run, and the models they train learn."""
 
-import subprocess
-import sys
+import re
+import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+NEEDS = {"own_runtime.py": "torch"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_it_runs(path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    numbers = [
-        float(line.rpartition("accuracy ")[2].split()[0]) for line in done.stdout.splitlines()
-    ]
-    assert len(numbers) >= 3
-    assert max(numbers) > 0.8  # each of them learns
+def test_it_runs(path, capsys):
+    needed = NEEDS.get(path.name)
+    if needed and find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out
+    accuracies = [float(number) for number in re.findall(r"accuracy[ =]([\d.]+)", printed)]
+    assert len(accuracies) >= 2
+    assert max(accuracies) > 0.8
 
 
 def test_by_hand_uses_no_package_and_is_short():

@@ -24,7 +24,7 @@ def population(name):
             train=Split(begin, np.full(work.clients, work.samples)),
             test=Split(begin, np.zeros(work.clients, np.int64)),
         )
-    x, y = w.pictures(work)
+    x, y = w.images(work)
     return fedmom.from_arrays(
         x.reshape(-1, w.PIXELS, w.PIXELS),
         y.reshape(-1),
@@ -36,17 +36,16 @@ def main():
     options = w.arguments()
     data = population(options.work)
     model = fedmom.build_model(MODELS[options.work], data.features)
-    clients = fedmom.LocalRuntime(
-        data, model, fedmom.LocalWork(lr=w.LR, steps=w.WORKS[options.work].steps)
-    )
-    server = fedmom.fedavg(eta=data.clients / options.clients_per_round)
+    size, samples = options.clients_per_round, data.train.size
+    algorithm = fedmom.Algorithm(fedmom.fedavg(learning_rate=data.clients / size))
+    work = fedmom.LocalWork(lr=w.LR, steps=w.WORKS[options.work].steps)
     rounds = fedmom.train(
-        fedmom.start(model, server, seed=0),
-        clients,
-        server,
-        samples=data.train.size,
+        fedmom.start(model, algorithm),
+        fedmom.LocalRuntime(data, model, work, algorithm),
+        algorithm,
+        pace=fedmom.synchronous(fedmom.uniform(samples), size),
+        samples=samples,
         rounds=options.rounds + 1,
-        clients_per_round=options.clients_per_round,
     )
 
     def round_():

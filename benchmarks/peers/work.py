@@ -60,8 +60,8 @@ def arguments(prepare: Callable[[argparse.ArgumentParser], object] | None = None
     return parser.parse_args()
 
 
-def pictures(work: Work):
-    """Random pictures (K, n, 28, 28) and labels (K, n), as bytes."""
+def images(work: Work):
+    """Random images (K, n, 28, 28) and labels (K, n), as bytes."""
     rng = np.random.default_rng(0)
     shape = (work.clients, work.samples)
     x = np.frombuffer(rng.bytes(int(np.prod(shape)) * PIXELS**2), np.uint8)
@@ -75,10 +75,10 @@ def texts(work: Work):
 
 
 def samples(name: str):
-    """Return (x, y) of all clients: pictures and labels, or windows of text and next symbols."""
+    """Return (x, y) of all clients: images and labels, or windows of text and next symbols."""
     work = WORKS[name]
     if name != "lstm":
-        return pictures(work)
+        return images(work)
     windows = np.lib.stride_tricks.sliding_window_view(texts(work), LENGTH + 1, axis=1)
     return windows[..., :-1], windows[..., -1]  # views: overlapping windows cost nothing
 

@@ -1,48 +1,83 @@
-"""Federated learning with server momentum: the public names."""
+"""Federated learning with server momentum: the public names.
 
-from fedmom.algorithms import ALGORITHMS, Algorithm
-from fedmom.clients import LocalWork, full_gradient
-from fedmom.data import DATASETS, Features, FederatedData, from_arrays
-from fedmom.data import load as load_data
-from fedmom.errors import FedMomError
-from fedmom.metrics import Evaluator, Metrics
-from fedmom.models import MODELS, Model
-from fedmom.models import build as build_model
-from fedmom.rounds import Record, Reply, Runtime, State, model_of, start, train
-from fedmom.runtimes.local import LocalRuntime
-from fedmom.sampling import cohort
-from fedmom.server import averaged, fedadagrad, fedadam, fedavg, fedavgm, fedmom, fedyogi
+They are loaded when they are first used, so that ``import fedmom`` takes no time.
+"""
 
-__all__ = [
-    "ALGORITHMS",
-    "DATASETS",
-    "MODELS",
-    "Algorithm",
-    "Evaluator",
-    "Features",
-    "FedMomError",
-    "FederatedData",
-    "LocalRuntime",
-    "LocalWork",
-    "Metrics",
-    "Model",
-    "Record",
-    "Reply",
-    "Runtime",
-    "State",
-    "averaged",
-    "build_model",
-    "cohort",
-    "fedadagrad",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "fedmom",
-    "fedyogi",
-    "from_arrays",
-    "full_gradient",
-    "load_data",
-    "model_of",
-    "start",
-    "train",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+    from fedmom.algorithms.aggregation import clip, mean, trimmed_mean
+    from fedmom.algorithms.base import Algorithm, Client, Rule, Server, Stage
+    from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem, LocalWork, full_gradient
+    from fedmom.algorithms.server import (
+        averaged,
+        fedadagrad,
+        fedadam,
+        fedavg,
+        fedavgm,
+        fedmom,
+        fedyogi,
+    )
+    from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+    from fedmom.data import DATASETS
+    from fedmom.data import load as load_data
+    from fedmom.data.federated import Features, FederatedData
+    from fedmom.data.sources.arrays import from_arrays
+    from fedmom.models import MODELS
+    from fedmom.models import build as build_model
+    from fedmom.models.base import Model
+    from fedmom.runtimes import RUNTIMES
+    from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot, Workload
+    from fedmom.runtimes.local import LocalRuntime
+    from fedmom.training import PACES, SAMPLERS
+    from fedmom.training.evaluation import Metrics, evaluate
+    from fedmom.training.loop import Record, State, model_of, start, train
+    from fedmom.training.pace import buffered, over_selected, synchronous
+    from fedmom.training.samplers import poisson, uniform, weighted
+
+_HOMES = {
+    "algorithms": ("ALGORITHMS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
+    "algorithms.aggregation": ("clip", "mean", "trimmed_mean"),
+    "algorithms.base": ("Algorithm", "Client", "Rule", "Server", "Stage"),
+    "algorithms.client": ("LOCAL_TRAINING", "LocalProblem", "LocalWork", "full_gradient"),
+    "algorithms.server": (
+        *("averaged", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmom", "fedyogi"),
+    ),
+    "core.errors": ("BadReplyError", "DivergedError", "FedMomError"),
+    "data": ("DATASETS",),
+    "data.federated": ("Features", "FederatedData"),
+    "data.sources.arrays": ("from_arrays",),
+    "models": ("MODELS",),
+    "models.base": ("Model",),
+    "runtimes": ("RUNTIMES",),
+    "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot", "Workload"),
+    "runtimes.local": ("LocalRuntime",),
+    "training": ("PACES", "SAMPLERS"),
+    "training.evaluation": ("Metrics", "evaluate"),
+    "training.loop": ("Record", "State", "model_of", "start", "train"),
+    "training.pace": ("buffered", "over_selected", "synchronous"),
+    "training.samplers": ("poisson", "uniform", "weighted"),
+}
+_RENAMED = {"load_data": ("data", "load"), "build_model": ("models", "build")}
+_NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
+
+__all__ = [*_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fedmom")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'fedmom' has no attribute {name!r}")
+    home, inside = _NAMES[name]
+    value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

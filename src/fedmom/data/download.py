@@ -14,20 +14,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from fedmom.core.errors import FedMomError
 
-from fedmom.errors import FedMomError
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (1.0, 2.0, 4.0)  # seconds before each further try
@@ -132,7 +124,7 @@ def _fetch(url: str, part: _Part) -> None:
                 time.sleep(WAITS[max(failures, 1) - 1])
 
 
-def _try(url: str, part: _Part, progress: Progress, task: TaskID) -> None:
+def _try(url: str, part: _Part, progress: "Progress", task: "TaskID") -> None:
     """Ask for what is missing, once."""
     known = part.version(url)
     have = part.size if known else 0
@@ -174,7 +166,7 @@ def _answer(request: urllib.request.Request, part: _Part) -> Iterator[Any]:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return what opens http and https and nothing else, even where a server redirects."""
+    """Return an opener of http and https and nothing else, even where a server redirects."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -189,18 +181,18 @@ def _opener() -> urllib.request.OpenerDirector:
     return opener
 
 
-def _goes_on(response: Any, known: _Version | None, found: _Version, have: int) -> bool:
+def _goes_on(response: Any, known: _Version | None, now: _Version, have: int) -> bool:
     """Tell whether a partial answer is the rest of the very file the part is of."""
     return (
         known is not None
         and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        and found.validator in (None, known.validator)  # it may be left out of such an answer
-        and (known.total is None or found.total == known.total)
+        and now.validator in (None, known.validator)  # it may be left out of such an answer
+        and (known.total is None or now.total == known.total)
     )
 
 
 def _receive(
-    response: Any, part: _Part, have: int, total: int | None, progress: Progress, task: TaskID
+    response: Any, part: _Part, have: int, total: int | None, progress: "Progress", task: "TaskID"
 ) -> None:
     with part.path.open("ab") as file:
         while total is None or have < total:
@@ -248,38 +240,32 @@ def _by_hand(part: _Part) -> str:
 
 def _check_present(target: Path, checksums: Mapping[str, str]) -> None:
     for algorithm, expected in checksums.items():
-        found = checksum(target, algorithm)
-        if found != expected:
+        actual = checksum(target, algorithm)
+        if actual != expected:
             raise FedMomError(
-                f"{target} is there, but its {algorithm} is {found}, not {expected}."
+                f"{target} is there, but its {algorithm} is {actual}, not {expected}."
                 " Remove it, and it will be fetched again."
             )
 
 
 def _check_fetched(url: str, part: _Part, checksums: Mapping[str, str]) -> None:
     for algorithm, expected in checksums.items():
-        found = checksum(part.path, algorithm)
-        if found != expected:
+        actual = checksum(part.path, algorithm)
+        if actual != expected:
             part.drop()
             raise FedMomError(
-                f"What came from {url} has the {algorithm} {found}, not {expected}, and was"
+                f"What came from {url} has the {algorithm} {actual}, not {expected}, and was"
                 " removed. Try again; if it happens again, the file on the server is another"
                 " one than expected."
             )
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[tuple[Progress, TaskID]]:
-    """Show how far it is, how fast and how long still, where there is a terminal."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    with progress:
+def _bar(label: str) -> Iterator[tuple["Progress", "TaskID"]]:
+    """Show how many bytes there are, how fast they come and how long it will still take."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    from fedmom.core.progress import bars
+
+    with bars(None, DownloadColumn(), TransferSpeedColumn()) as progress:
         yield progress, progress.add_task(label, total=None)

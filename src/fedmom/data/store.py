@@ -14,17 +14,18 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
-from fedmom.errors import FedMomError
 
 FORMAT = 1
+EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
 TABLES = ("train_start", "train_size", "test_start", "test_size", "users_end")
 
 
@@ -32,7 +33,7 @@ class Packer:
     """Writes a new store. Use it in a ``with``: an error or a kill leaves nothing behind.
 
     ``columns`` gives the type and the shape of one row of each array, such as
-    ``{"x": ("uint8", (28, 28)), "y": ("uint8", ())}`` for pictures, or
+    ``{"x": ("uint8", (28, 28)), "y": ("uint8", ())}`` for images, or
     ``{"text": ("uint8", ())}`` for text, with ``"at": ("int32", ())`` after it where a
     client's windows do not lie side by side.
     """
@@ -171,7 +172,7 @@ def open_store(folder: Path) -> FederatedData:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a store's manifest; refuse what is no store, or one of another format."""
+    """Return the manifest of a store of this format; refuse anything else."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
@@ -179,19 +180,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{folder} is a store of format {manifest['format']}; this version reads"
                 f" {FORMAT}. Prepare it again."
             )
+        manifest["kind"] = EARLIER_KINDS.get(manifest["kind"], manifest["kind"])
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise FedMomError(f"{folder} is not a packed store ({error}).") from None
     return dict(manifest)
 
 
 def check_store(folder: Path) -> list[str]:
-    """Return what is wrong with a store's files: nothing, or a sentence for each."""
+    """Compare a store's files with their checksums; return a sentence for each fault."""
     faults = []
     for name, entry in read_manifest(folder)["arrays"].items():
         try:
             with (folder / f"{name}.bin").open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != entry["sha256"]:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != entry["sha256"]:
                 faults.append(f"{name}.bin has changed since it was packed. Prepare it again.")
         except OSError as error:
             faults.append(f"{name}.bin cannot be read: {error.strerror}.")
@@ -201,32 +203,6 @@ def check_store(folder: Path) -> list[str]:
 def is_store(path: Path) -> bool:
     """Tell whether a path is a packed store."""
     return (path / "manifest.json").is_file()
-
-
-def cache_folder() -> Path:
-    """Where prepared datasets are kept: $FEDMOM_CACHE, or the user's cache folder."""
-    if chosen := os.environ.get("FEDMOM_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fedmom"
-
-
-def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedData:
-    """Open the cached store of a source, packing it first where there is none.
-
-    ``identity`` is what the store depends on (files with sizes and times, options), in JSON.
-    """
-    digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
-    folder = cache_folder() / f"{name}-{digest[:16]}"
-    if not is_store(folder):
-        pack(folder)
-    return open_store(folder)
-
-
-def file_identity(paths: Sequence[Path]) -> list[Any]:
-    """Return what tells files from others of the same name: path, size and time of change."""
-    stats = [(p.resolve(), p.stat()) for p in paths]
-    return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]
 
 
 class Names(Sequence[str]):

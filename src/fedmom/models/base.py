@@ -2,28 +2,56 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
 from fedmom.data.federated import Features
-from fedmom.errors import FedMomError
-
-Params = Any  # any tree of arrays
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Softmax cross-entropy of every sample."""
+    """Softmax cross-entropy of every sample.
+
+    Args:
+        logits: (samples, classes).
+        labels: The right class of every sample.
+
+    Returns:
+        One loss per sample.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> loss = cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))
+        >>> bool(jnp.allclose(loss, jnp.log(10)))
+        True
+    """
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 class Model(NamedTuple):
-    """``init(key) -> params`` and ``apply(params, x, key) -> logits``.
+    """A model: how its first parameters are drawn, how it is applied, and its loss.
 
-    ``key`` is for dropout and the like; it is None in evaluation. ``loss`` gives one number
-    per sample. A user's own net is used by filling in these fields (``examples/own_model.py``).
+    A user's own net is used by filling in these fields (``examples/own_model.py``).
+
+    Args:
+        init: ``init(key) -> params``, any tree of arrays.
+        apply: ``apply(params, x, key) -> logits`` of a batch. ``key`` is for dropout and the
+            like; it is None in evaluation.
+        loss: ``loss(logits, labels) ->`` one number per sample; by default ``cross_entropy``.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> net = Model(
+        ...     init=lambda key: jnp.zeros((4, 3)),
+        ...     apply=lambda params, x, key: x @ params,
+        ... )
+        >>> params = net.init(jax.random.key(0))
+        >>> net.apply(params, jnp.ones((5, 4)), None).shape
+        (5, 3)
     """
 
     init: Callable[[jax.Array], Params]
@@ -58,7 +86,11 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def as_channels(x: jax.Array) -> jax.Array:
-    """Give gray pictures (N, H, W) their channel; leave (N, H, W, C) alone."""
+    """Give gray images (N, H, W) their channel; leave (N, H, W, C) alone.
+
+    Pixels that a user has given as whole numbers become floats, as convolutions want them.
+    """
+    x = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.integer) else x
     return x[..., None] if x.ndim == 3 else x
 
 

@@ -2,24 +2,16 @@
 
 import jax
 
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
 from fedmom.data.federated import Features
-from fedmom.errors import FedMomError
-from fedmom.models.base import (
-    Model,
-    Params,
-    as_channels,
-    conv,
-    dense,
-    dropout,
-    linear,
-    need,
-)
-from fedmom.models.conv_pool import conv_relu_pool, linear_of_maps
+from fedmom.models._conv_pool import conv_relu_pool, linear_of_maps
+from fedmom.models.base import Model, as_channels, conv, dense, dropout, linear, need
 
 
 def lenet5(features: Features) -> Model:
-    """LeNet-5, rectified and max-pooled: conv 6, conv 16, dense 120, 84 (pictures)."""
-    height, width, channels = _picture("lenet5", features)
+    """LeNet-5, rectified and max-pooled: conv 6, conv 16, dense 120, 84 (images)."""
+    height, width, channels = _image_shape("lenet5", features)
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
 
     def init(key: jax.Array) -> Params:
@@ -42,8 +34,8 @@ def lenet5(features: Features) -> Model:
 
 
 def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
-    """LEAF's net: conv 32, conv 64, dense 2048, dropout (pictures)."""
-    height, width, channels = _picture("leaf_cnn", features)
+    """LEAF's net: conv 32, conv 64, dense 2048, dropout (images)."""
+    height, width, channels = _image_shape("leaf_cnn", features)
     if not 0 <= dropout_rate < 1:
         raise FedMomError(f"leaf_cnn: dropout_rate={dropout_rate} is not in [0, 1).")
     flat = (height // 4) * (width // 4) * 64
@@ -66,9 +58,9 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     return Model(init, apply)
 
 
-def _picture(model: str, features: Features) -> tuple[int, int, int]:
-    need(model, features, ("picture",))
+def _image_shape(model: str, features: Features) -> tuple[int, int, int]:
+    need(model, features, ("image",))
     height, width, *channels = features.shape
     if min(height, width) < 12:
-        raise FedMomError(f"{model} needs pictures of 12x12 or more, not {height}x{width}.")
+        raise FedMomError(f"{model} needs images of 12x12 or more, not {height}x{width}.")
     return height, width, channels[0] if channels else 1

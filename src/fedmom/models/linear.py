@@ -2,20 +2,21 @@
 
 import jax
 
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
 from fedmom.data.federated import Features
-from fedmom.errors import FedMomError
-from fedmom.models.base import Model, Params, dense, flat_size, linear, need
+from fedmom.models.base import Model, dense, flat_size, linear, need
 
 
 def logreg(features: Features) -> Model:
-    """Logistic regression (vectors, pictures)."""
-    need("logreg", features, ("vector", "picture"))
+    """Logistic regression (vectors, images)."""
+    need("logreg", features, ("vector", "image"))
     return _perceptron(features, [])
 
 
 def mlp(features: Features, *, hidden: int = 200, layers: int = 2) -> Model:
-    """Perceptron with rectified hidden layers, McMahan's 2NN by default (vectors, pictures)."""
-    need("mlp", features, ("vector", "picture"))
+    """Perceptron with rectified hidden layers, McMahan's 2NN by default (vectors, images)."""
+    need("mlp", features, ("vector", "image"))
     if hidden < 1 or layers < 1:
         raise FedMomError(f"mlp: hidden={hidden} and layers={layers} must be 1 or more.")
     return _perceptron(features, [hidden] * layers)

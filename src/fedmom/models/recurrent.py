@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
 from fedmom.data.federated import Features
-from fedmom.errors import FedMomError
-from fedmom.models.base import Model, Params, dense, linear, need
-from fedmom.models.lstm_kernel import lstm
+from fedmom.models._lstm import lstm
+from fedmom.models.base import Model, dense, linear, need
 
 
 def char_lstm(features: Features, *, embedding: int = 8, hidden: int = 128) -> Model:

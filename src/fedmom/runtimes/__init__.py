@@ -1,1 +1,5 @@
-"""Where clients live: each runtime answers ``replies(params, round, clients)``."""
+"""Where clients live. A runtime is asked and answers in blocks; ``base`` says how."""
+
+from fedmom.core.registry import Registry
+
+RUNTIMES = Registry("runtime", {"local": "fedmom.runtimes.local:local"})

@@ -4,24 +4,26 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmom import schedules
-from fedmom.clients import (
-    LocalWork,
-    Task,
-    capacity,
-    compile_client,
-    compile_cohort,
-    compile_few,
-)
-from fedmom.data.federated import FederatedData, place
-from fedmom.models.base import Model, Params
-from fedmom.rounds import Reply
-from fedmom.sampling import clients_key
+from fedmom.algorithms import schedules
+from fedmom.algorithms.base import Algorithm
+from fedmom.algorithms.client import LocalWork, capacity
+from fedmom.core.compilation import keep_programs
+from fedmom.core.errors import FedMomError
+from fedmom.core.prng import clients_key
+from fedmom.core.types import Params
+from fedmom.data.batches import place, reader
+from fedmom.data.federated import FederatedData
+from fedmom.models.base import Model
+from fedmom.runtimes.base import Block, Clients, Scores, Snapshot, Workload
+from fedmom.runtimes.programs import Answer, Task, Way, compiled
+from fedmom.runtimes.scoring import Scorer
+from fedmom.runtimes.states import ClientStates
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
 # of its own. Counted, not timed: the way a round is computed must not depend on a clock.
@@ -32,13 +34,43 @@ FEW_AT_ONCE = 8
 CLIENTS_AT_ONCE = 32
 
 
-class LocalRuntime:
-    """Runs a cohort on this machine. Replies come in the cohort's order, so sums repeat.
+@dataclass
+class _Question:
+    """Clients that were asked with one broadcast and have not answered."""
 
-    On a CPU, clients run on ``workers`` threads (one for each core), each in a program of its
-    own: XLA gains little from several threads inside one small client. The shortest run one
-    after another, a few in one call. On an accelerator, clients run ``vectorized``: one program
-    for many. All give the same up to rounding.
+    round: int
+    clients: deque[int]
+    broadcast: Any
+
+
+class LocalRuntime:
+    """Runs clients on this machine. They answer in the order they were asked, so sums repeat.
+
+    On a CPU, clients run on worker threads, each in a program of its own: XLA gains little from
+    several threads inside one small client. The shortest run one after another, a few in one
+    call. On an accelerator, clients run vectorized: one program for many. All give the same up
+    to rounding. A client runs when its reply is waited for, so work that is cancelled costs
+    nothing.
+
+    Args:
+        data: The population.
+        model: The model.
+        work: What clients do in a round.
+        algorithm: The method, whose client and stages run here; by default plain local training.
+        seed: The seed of the run.
+        workers: Threads; by default one per core.
+        vectorized: Run many clients in one program; by default on accelerators only.
+
+    Examples:
+        >>> import numpy as np
+        >>> import fedmom
+        >>> data = fedmom.load_data("synthetic:clients=4")
+        >>> model = fedmom.build_model("logreg", data.features)
+        >>> runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=2))
+        >>> state = fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()), seed=0)
+        >>> runtime.ask(0, np.array([1, 3]), state.params)
+        >>> [block.clients.tolist() for block in runtime.replies()]
+        [[1, 3]]
     """
 
     def __init__(
@@ -46,77 +78,181 @@ class LocalRuntime:
         data: FederatedData,
         model: Model,
         work: LocalWork,
+        algorithm: Algorithm | None = None,
         *,
         seed: int = 0,
         workers: int | None = None,
         vectorized: bool | None = None,
     ) -> None:
-        self._data, self._work = data, work
+        if workers is not None and workers < 1:
+            raise FedMomError(f"workers={workers} is not 1 or more.")
+        keep_programs()
+        workload = Workload(data, model, work, algorithm, seed)
+        self._data = data
+        self._work, self._client = workload.local_work, workload.client
         self._arrays = place(data.arrays)
         self._key = clients_key(seed)
-        if vectorized is None:
-            vectorized = jax.default_backend() != "cpu"
-        self._vectorized = vectorized
-        self._cohort = compile_cohort(model, data.read, work)
-        self._one = compile_client(model, data.read, work)
-        self._few = compile_few(model, data.read, work)
+        self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
+        self._states = ClientStates(self._client)
+        ways: tuple[Way, ...] = ("one", "few", "many")
+        read = reader(data.features)
+        self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
+        self._scorer = Scorer(model, data, self._arrays)
+        self._sent = 0  # numbers in a broadcast, once that is known
+        self._asked: deque[_Question] = deque()
+        self._committed: list[_Question] = []  # of them, as the last round left them
         self._workers = workers or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client")
 
-    def replies(self, params: Params, round_: int, clients: NDArray[np.int64]) -> Iterator[Reply]:
-        """Yield the clients' replies in order, few of them in memory at a time."""
-        tasks = [self._task(round_, client) for client in clients.tolist()]
-        lr = schedules.at(self._work.lr, round_)
-        if self._vectorized:
-            return self._at_once(params, lr, tasks)
-        if self._short(params, tasks):
-            return self._few_at_once(params, lr, tasks)
-        return self._threaded(params, lr, tasks)
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Note whom to run with what."""
+        if len(clients):
+            self._asked.append(_Question(round_, deque(clients.tolist()), broadcast))
 
-    def _short(self, params: Params, tasks: Sequence[Task]) -> bool:
-        size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
-        return size * samples < SHORT
+    def replies(self, timeout: float | None = None) -> Iterator[Block]:  # noqa: ARG002
+        """Run the clients and yield their replies in order, few of them in memory at a time."""
+        while self._asked:
+            question = self._asked[0]
+            for tasks, (update, states, metrics) in self._answers(question):
+                for _ in tasks:
+                    question.clients.popleft()
+                if not question.clients:
+                    self._asked.popleft()
+                clients = np.array([task.client for task in tasks])
+                self._states.put(clients, states)
+                samples = np.array([task.size for task in tasks])
+                yield Block(clients, update, samples, metrics, question.round)
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return (client, round) of everybody who was asked and has not answered."""
+        return [(client, q.round) for q in self._asked for client in q.clients]
+
+    def cancel(self) -> None:
+        """Forget everybody who was asked and has not answered."""
+        self._asked.clear()
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        return self._scorer.splits
+
+    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+        """Evaluate a model on the clients' samples, with their own models if they have any."""
+        personal = self._client.personal
+        if personal is None:
+            return self._scorer(params, split, budget)
+        return self._scorer.personal(
+            lambda client: personal(params, self._states.get(client, params)), split, budget
+        )
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self._states.commit()
+        self._committed = [_Question(q.round, q.clients.copy(), q.broadcast) for q in self._asked]
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the clients seen so far, and who was asked with what."""
+        tensors = self._states.tensors()
+        for number, question in enumerate(self._committed):
+            tensors[f"asked/{number}/round"] = np.array(question.round)
+            tensors[f"asked/{number}/clients"] = np.array(question.clients)
+            for i, leaf in enumerate(jax.tree.leaves(question.broadcast)):
+                tensors[f"asked/{number}/broadcast/{i}"] = np.asarray(leaf)
+        return Snapshot(tensors)
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Go on from a snapshot."""
+        tensors = snapshot.tensors
+        self._states.load(tensors, broadcast)
+        self._asked.clear()
+        leaves, form = jax.tree.flatten(broadcast)
+        while (name := f"asked/{len(self._asked)}") + "/round" in tensors:
+            sent = [tensors[f"{name}/broadcast/{i}"] for i in range(len(leaves))]
+            whole = jax.device_put(jax.tree.unflatten(form, sent), jax.devices()[0])
+            clients = deque(tensors[f"{name}/clients"].tolist())
+            self._asked.append(_Question(int(tensors[f"{name}/round"]), clients, whole))
+        self.commit()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _answers(self, question: _Question) -> Iterator[tuple[Sequence[Task], Answer]]:
+        """Run the clients of a question, in order."""
+        tasks = [self._task(question.round, client) for client in question.clients]
+        lr = schedules.at(self._work.lr, question.round)
+        if self._vectorized:
+            way: Way = "many"
+            parts = _parts(tasks, CLIENTS_AT_ONCE)
+        elif self._short(question.broadcast, tasks):
+            way, parts = "few", _parts(tasks, FEW_AT_ONCE)
+        else:
+            yield from self._threaded(question.broadcast, lr, tasks)
+            return
+        for part in parts:
+            yield part, self._run(question.broadcast, lr, part, way)
+
+    def _threaded(
+        self, broadcast: Any, lr: float, tasks: Sequence[Task]
+    ) -> Iterator[tuple[Sequence[Task], Answer]]:
+        """Run a client per thread, and one ahead so that no thread waits."""
+        waiting: deque[tuple[Sequence[Task], Future[Answer]]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(([task], self._pool.submit(self._wait, broadcast, lr, [task])))
+                if len(waiting) > self._workers:
+                    part, future = waiting.popleft()
+                    yield part, future.result()
+            while waiting:
+                part, future = waiting.popleft()
+                yield part, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    def _wait(self, broadcast: Any, lr: float, part: Sequence[Task]) -> Answer:
+        answer = self._run(broadcast, lr, part, "one")
+        jax.tree.map(lambda leaf: leaf.block_until_ready(), answer)
+        return answer
+
+    def _run(self, broadcast: Any, lr: float, part: Sequence[Task], way: Way) -> Answer:
+        return self._programs[way](
+            broadcast,
+            self._states.stacked([task.client for task in part], broadcast),
+            self._arrays,
+            np.array(part, np.int32),
+            self._key,
+            lr,
+            capacity=max(capacity(self._work, task.size) for task in part),
+        )
 
     def _task(self, round_: int, client: int) -> Task:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
         return Task(client, start, size, self._work.count(round_, size), round_)
 
-    def _run(self, params: Params, lr: float, task: Task) -> Reply:
-        numbers, room = np.array(task, np.int32), capacity(self._work, task.size)
-        done = self._one(params, self._arrays, numbers, self._key, lr, capacity=room)
-        jax.tree.map(lambda leaf: leaf.block_until_ready(), done)
-        return Reply(task.client, *done)
+    def _short(self, broadcast: Any, tasks: Sequence[Task]) -> bool:
+        self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
+        samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
+        return bool(self._sent * samples < SHORT)
 
-    def _threaded(self, params: Params, lr: float, tasks: Sequence[Task]) -> Iterator[Reply]:
-        waiting: deque[Future[Reply]] = deque()
-        for task in tasks:
-            waiting.append(self._pool.submit(self._run, params, lr, task))
-            if len(waiting) > self._workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
-    def _few_at_once(self, params: Params, lr: float, tasks: Sequence[Task]) -> Iterator[Reply]:
-        """Start the clients; their replies may still be under way."""
-        for part, numbers, room in self._parts(tasks, FEW_AT_ONCE):
-            done = self._few(params, self._arrays, numbers, self._key, lr, capacity=room)
-            for task, update in zip(part, done, strict=True):
-                yield Reply(task.client, *update)
+def local(
+    workload: Workload, *, workers: int | None = None, vectorized: bool | None = None
+) -> LocalRuntime:
+    """Clients in this process, on threads or vectorized on an accelerator."""
+    return LocalRuntime(
+        workload.data,
+        workload.model,
+        workload.work,
+        workload.algorithm,
+        seed=workload.seed,
+        workers=workers,
+        vectorized=vectorized,
+    )
 
-    def _at_once(self, params: Params, lr: float, tasks: Sequence[Task]) -> Iterator[Reply]:
-        for part, numbers, room in self._parts(tasks, CLIENTS_AT_ONCE):
-            deltas, losses, norms = self._cohort(
-                params, self._arrays, numbers, self._key, lr, capacity=room
-            )
-            for i, task in enumerate(part):
-                yield Reply(task.client, jax.tree.map(lambda d: d[i], deltas), losses[i], norms[i])  # noqa: B023
 
-    def _parts(
-        self, tasks: Sequence[Task], size: int
-    ) -> Iterator[tuple[Sequence[Task], NDArray[np.int32], int]]:
-        """Cut the tasks into parts of a size, with their numbers and the room they need."""
-        for first in range(0, len(tasks), size):
-            part = tasks[first : first + size]
-            room = max(capacity(self._work, task.size) for task in part)
-            yield part, np.array(part, np.int32), room
+def _parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
+    """Cut tasks into as few parts of at most so many as it takes, of sizes as equal as can be."""
+    size = -(-len(tasks) // -(-len(tasks) // most))
+    for first in range(0, len(tasks), size):
+        yield tasks[first : first + size]

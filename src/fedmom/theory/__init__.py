@@ -1,10 +1,10 @@
 """The convergence theory of what is run: the paper's bounds, and bounds that hold.
 
-``paper`` has the statements as published, ``corrected`` those that allow clients to differ,
-``counterexample`` a case that tells them apart. docs/theory.md has the proofs.
+``bounds_paper`` has the statements as published, ``bounds_corrected`` those that hold if clients
+differ, ``counterexample`` a case that tells them apart. docs/theory.md has the proofs.
 """
 
-from fedmom.theory.corrected import (
+from fedmom.theory.bounds_corrected import (
     corrected_applies,
     corrected_best_lr,
     corrected_fedavg,
@@ -13,7 +13,7 @@ from fedmom.theory.corrected import (
     corrected_fedmom_max_lr,
     corrected_floor,
 )
-from fedmom.theory.paper import (
+from fedmom.theory.bounds_paper import (
     corollary1,
     corollary1_applies,
     corollary2,
@@ -30,7 +30,7 @@ from fedmom.theory.paper import (
     theorem2_constant,
     theorem2_max_lr,
 )
-from fedmom.theory.quantities import Constants, Setting
+from fedmom.theory.constants import Constants, Setting
 
 __all__ = [
     "Constants",

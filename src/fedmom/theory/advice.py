@@ -1,15 +1,15 @@
 """What the theorems say of a step size, and which one experiments found best."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmom import theory
-from fedmom.config import RunConfig
-from fedmom.errors import FedMomError
-from fedmom.runs import RunFolder
-from fedmom.theory.quantities import Constants, Setting
+from fedmom.core.errors import FedMomError
+from fedmom.experiments import results
+from fedmom.experiments.settings import RunConfig
+from fedmom.theory.constants import Constants, Setting
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def best(
 
 
 @dataclass(frozen=True)
-class Found:
+class BestLr:
     """The step size with the best last test accuracy, as a mean over its seeds."""
 
     lr: float | str
@@ -112,19 +112,19 @@ class Found:
     tried: int  # step sizes
 
 
-def found_best(folder: Path, data: str, model: str, algorithm: str) -> Found | None:
+def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | None:
     """Look through all finished runs below a folder with this data, model and algorithm.
 
     Runs are compared after as many rounds as the longest have; those that took another path
     (fewer rounds, or stopped) are left out, and so are those that the theorems do not speak of
-    (other weights, a γ that changes).
+    (other weights, samplers or client optimizers, a γ that changes).
     """
     runs = [
-        (config, accuracy)
-        for config, accuracy in _finished(folder)
-        if (config.data, config.model, config.algorithm) == (data, model, algorithm)
-        and config.weighting == "population"
-        and not isinstance(config.lr, str)
+        (run.config, accuracy)
+        for path in sorted(folder.rglob("config.toml"))
+        if (accuracy := _last_accuracy(run := results.read(path.parent))) is not None
+        and (run.config.data, run.config.model, run.config.algorithm) == (data, model, algorithm)
+        and _covered(run.config)
     ]
     if not runs:
         return None
@@ -136,18 +136,16 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> Found | N
     winner = max(by_settings, key=lambda config: statistics.fmean(by_settings[config]))
     accuracies = by_settings[winner]
     tried = len({config.lr for config in by_settings})
-    return Found(winner.lr, statistics.fmean(accuracies), rounds, len(accuracies), tried)
+    return BestLr(winner.lr, statistics.fmean(accuracies), rounds, len(accuracies), tried)
 
 
-def _finished(folder: Path) -> Iterator[tuple[RunConfig, float]]:
-    """Yield the settings and last test accuracy of every run that reached its last round."""
-    for path in sorted(folder.rglob("config.toml")):
-        run = RunFolder.open(path.parent)
-        config = run.settings()
-        last = [
-            row["accuracy"]
-            for row in run.rows("evals.jsonl")
-            if row["split"] == "test" and row["round"] == config.rounds
-        ]
-        if last:
-            yield config, last[0]
+def _last_accuracy(run: results.Result) -> float | None:
+    """Return the test accuracy after the last round, of a run that got there."""
+    return next((a for t, a in run.curve("test", "accuracy") if t == run.config.rounds), None)
+
+
+def _covered(config: RunConfig) -> bool:
+    """Whether the theorems speak of such a run: plain SGD, a constant γ, population weights."""
+    parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
+    plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
+    return plain and config.average is None and not isinstance(config.lr, str)

@@ -1,16 +1,15 @@
 """Before a run: does γ keep the condition of the corrected theorem?"""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom import schedules
-from fedmom.config import Experiment
-from fedmom.runtimes.local import LocalRuntime
-from fedmom.sampling import init_key
+from fedmom.algorithms import schedules
+from fedmom.core.prng import init_key
+from fedmom.experiments.build import Experiment
+from fedmom.runtimes.base import Block
 from fedmom.theory import Constants, Setting, corrected_applies, corrected_fedmom_max_lr
 
 Vector = NDArray[np.float32]
@@ -67,6 +66,8 @@ def _covered(experiment: Experiment) -> bool:
     return (
         config.algorithm in ("fedsgd", "fedavg", "fedmom")
         and config.weighting == "population"
+        and (config.aggregate, config.sampler) == ("mean", "uniform")
+        and config.pace.partition(":")[0] == "synchronous"
         and config.solver == "sgd"
         and config.prox == 0
         and (config.batch_size != "all" or experiment.data.train.size.min() <= FULL_GRADIENT)
@@ -80,21 +81,30 @@ def quick_smoothness(experiment: Experiment) -> float:
     where the quotient is large. It runs the program that the run's clients run, and NumPy for the
     rest, so that a start takes no compilation more.
     """
-    seed = experiment.config.seed
-    leaves, form = jax.tree.flatten(experiment.model.init(init_key(seed)))
-    shapes = [leaf.shape for leaf in leaves]
+    seed, device = experiment.config.seed, jax.devices()[0]
+    # Bound to its device, as a run's models are, or the program would be compiled for both.
+    params = jax.device_put(experiment.model.init(init_key(seed)), device)
+    leaves, form = jax.tree.flatten(params)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     work = replace(experiment.work, lr=1.0, steps=1, epochs=None)
-    runtime = LocalRuntime(experiment.data, experiment.model, work, seed=seed, workers=1)
-    smallest = np.array([int(np.argmin(experiment.data.train.size))])
+    runtime = experiment.runtime(work, workers=1)
+    # As many clients as in a round, since their number may be part of the compiled program.
+    smallest = int(np.argmin(experiment.data.train.size))
+    cohort = np.full(experiment.config.clients_per_round, smallest)
     batches = 1 if work.batch_size is None else BATCHES
 
     def gradient(vector: Vector) -> Vector:
-        parts = zip(np.split(vector, ends), shapes, strict=True)
-        params = jax.tree.unflatten(form, [part.reshape(shape) for part, shape in parts])
-        params = jax.device_put(params, jax.devices()[0])  # bound to it, as a run's models are
-        found = [next(iter(runtime.replies(params, t, smallest))).delta for t in range(batches)]
-        return np.mean([_flat(jax.tree.leaves(delta)) for delta in found], axis=0)
+        parts = zip(np.split(vector, ends), leaves, strict=True)
+        tree = jax.tree.unflatten(form, [part.reshape(leaf.shape) for part, leaf in parts])
+        there = jax.device_put(tree, device)
+        total = np.zeros_like(vector)
+        for batch in range(batches):
+            runtime.ask(batch, cohort, there)
+            block = next(runtime.replies())
+            assert isinstance(block, Block)
+            total += _flat([leaf[0] for leaf in jax.tree.leaves(block.update)])
+            runtime.cancel()
+        return total / np.float32(batches)
 
     here = _flat(leaves)
     slope = gradient(here)
@@ -102,13 +112,14 @@ def quick_smoothness(experiment: Experiment) -> float:
     towards = np.random.default_rng(seed).normal(size=here.size).astype(np.float32)
     largest = 0.0
     for _ in range(ITERATIONS):
-        there = here + towards * np.float32(length / np.linalg.norm(towards))
-        towards = gradient(there) - slope
+        moved = here + towards * np.float32(length / np.linalg.norm(towards))
+        towards = gradient(moved) - slope
         largest = max(largest, float(np.linalg.norm(towards)) / length)
         if not 0 < largest < np.inf:
             break
+    runtime.close()
     return largest
 
 
-def _flat(leaves: list[Any]) -> Vector:
+def _flat(leaves: list[jax.Array]) -> Vector:
     return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmom.charts import Chart, Figure, Line
-from fedmom.theory.corrected import corrected_fedavg
-from fedmom.theory.paper import theorem1, theorem1_max_lr
+from fedmom.report.charts import Chart, Figure, Line
+from fedmom.theory.bounds_corrected import corrected_fedavg
+from fedmom.theory.bounds_paper import theorem1, theorem1_max_lr
+from fedmom.theory.constants import Array, Constants, Setting
 from fedmom.theory.problems import Quadratics
-from fedmom.theory.quantities import Array, Constants, Setting
 from fedmom.theory.simulation import gradient_squares, simulate
 
 PROBLEM = Quadratics(

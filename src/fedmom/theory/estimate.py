@@ -29,15 +29,16 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedmom.clients import LocalWork
-from fedmom.config import Experiment
+from fedmom.algorithms.client import LocalWork
+from fedmom.core.errors import FedMomError
+from fedmom.core.prng import hessian_key
+from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
-from fedmom.errors import FedMomError
-from fedmom.models.base import Model, Params
-from fedmom.rounds import start, train
+from fedmom.experiments.build import Experiment
+from fedmom.models.base import Model
 from fedmom.runtimes.local import LocalRuntime
-from fedmom.theory.quantities import Constants
-from fedmom.theory.sample import STREAM, Sample
+from fedmom.theory.constants import Constants
+from fedmom.training.subproblem import Subproblem
 
 Floats = NDArray[np.float64]
 Tick = Callable[[], None]  # called after every piece of work, to move a bar
@@ -124,22 +125,13 @@ def from_row(row: Mapping[str, Any]) -> Estimates:
 
 def walk(experiment: Experiment, rounds: int) -> Iterator[tuple[int, Params]]:
     """Yield (rounds done, model) of a short run, from the first model on."""
-    state = start(experiment.model, experiment.server, experiment.config.seed)
-    runtime = LocalRuntime(
-        experiment.data, experiment.model, experiment.work, seed=experiment.config.seed
-    )
-    yield 0, state.params
-    for done, _ in train(
-        state,
-        runtime,
-        experiment.server,
-        samples=experiment.data.train.size,
-        rounds=rounds,
-        clients_per_round=experiment.config.clients_per_round,
-        weighting=experiment.config.weighting,
-        seed=experiment.config.seed,
-    ):
-        yield done.round, done.params
+    state, runtime = experiment.start(), experiment.runtime()
+    try:
+        yield 0, state.params
+        for done, _ in experiment.train(state, runtime, rounds):
+            yield done.round, done.params
+    finally:
+        runtime.close()
 
 
 def spaced(rounds: int, models: int) -> list[int]:
@@ -163,18 +155,18 @@ def estimate(
     L and σ². ``batch_size`` None means full gradients, whose variance is 0.
     """
     budget = budget or Budget()
-    sample = Sample(model, data, clients=budget.clients, samples=budget.samples, seed=seed)
+    sample = Subproblem(model, data, clients=budget.clients, samples=budget.samples, seed=seed)
     noise = _Noise(model, data, batch_size, sample, budget.pairs, seed)
     curvature = _Curvature(sample, seed)
     rounds = sorted(models)
-    slopes = [_Slopes(*_gradients(sample, models[t])) for t in rounds]
+    slopes = [_Gradients(*_gradients_at(sample, models[t])) for t in rounds]
     few = [models[rounds[i]] for i in spaced(len(rounds) - 1, budget.models)]
-    bends = [_Bends(noise(w, tick), *curvature(w, tick)) for w in few]
-    return _summed_up(slopes, bends, sample, rounds, batch_size, seed)
+    curvatures = [_Curvatures(noise(w, tick), *curvature(w, tick)) for w in few]
+    return _summed_up(slopes, curvatures, sample, rounds, batch_size, seed)
 
 
 @dataclass(frozen=True)
-class _Slopes:
+class _Gradients:
     """What gradients show at one model; arrays are over the drawn clients."""
 
     losses: Floats
@@ -182,7 +174,7 @@ class _Slopes:
 
 
 @dataclass(frozen=True)
-class _Bends:
+class _Curvatures:
     """What batches and Hessians show at one model."""
 
     variances: Floats
@@ -190,7 +182,7 @@ class _Bends:
     smoothness_of_f: float
 
 
-def _gradients(sample: Sample, params: Params) -> tuple[Floats, Floats]:
+def _gradients_at(sample: Subproblem, params: Params) -> tuple[Floats, Floats]:
     """Return the clients' losses, and the inner products of their gradients."""
     found = [sample.gradient(params, k) for k in range(len(sample.clients))]
     rows = jnp.stack([jax.flatten_util.ravel_pytree(g)[0] for _, g in found])
@@ -208,7 +200,7 @@ class _Noise:
         model: Model,
         data: FederatedData,
         batch_size: int | None,
-        sample: Sample,
+        sample: Subproblem,
         pairs: int,
         seed: int,
     ) -> None:
@@ -228,16 +220,17 @@ class _Noise:
         return found
 
     def _gradient(self, params: Params, batch: int, client: int) -> Params:
-        chosen = self._clients[client : client + 1]
-        return next(self._runtime.replies(params, batch, chosen)).delta
+        self._runtime.ask(batch, self._clients[client : client + 1], params)
+        (block,) = self._runtime.replies()
+        return block.update
 
 
 class _Curvature:
     """Power iteration; the vectors found at one model are where it starts at the next."""
 
-    def __init__(self, sample: Sample, seed: int) -> None:
+    def __init__(self, sample: Subproblem, seed: int) -> None:
         self._sample = sample
-        self._key = jax.random.fold_in(jax.random.key(seed), STREAM % 2**32)
+        self._key = hessian_key(seed)
         self._vectors: dict[int | None, Params] = {}
 
     def __call__(self, params: Params, tick: Tick) -> tuple[Floats, float]:
@@ -258,7 +251,7 @@ class _Curvature:
             vector = direction(self._key, params)
         seen = 0.0
         for _ in range(ITERATIONS):
-            vector, norm = self._sample.curve(params, vector, client)
+            vector, norm = self._sample.hessian_product(params, vector, client)
             before, seen = seen, max(seen, float(norm))
             if seen <= before * (1 + RISE):
                 break
@@ -290,9 +283,9 @@ def fit(gradient_squares: Floats, mean_squares: Floats) -> tuple[float, float]:
 
 
 def _summed_up(
-    slopes: list[_Slopes],
-    bends: list[_Bends],
-    sample: Sample,
+    slopes: list[_Gradients],
+    curvatures: list[_Curvatures],
+    sample: Subproblem,
     rounds: list[int],
     batch_size: int | None,
     seed: int,
@@ -303,19 +296,19 @@ def _summed_up(
     for _ in range(BOOTSTRAPS):
         times = np.bincount(rng.integers(0, size, size), minlength=size)
         weights = times * sample.weights
-        draws.append(_values(slopes, bends, weights / weights.sum()))
+        draws.append(_values(slopes, curvatures, weights / weights.sum()))
     ranges = np.percentile(draws, (5, 95), axis=0).T.tolist()
-    found = _values(slopes, bends, sample.weights)
+    found = _values(slopes, curvatures, sample.weights)
     variance, dissimilarity, similarity, gap = (
         Estimate(value, *ends) for value, ends in zip(found, ranges, strict=True)
     )
-    smoothness = np.array([bend.smoothness for bend in bends])
+    smoothness = np.array([each.smoothness for each in curvatures])
     losses = [float(slope.losses @ sample.weights) for slope in slopes]
     return Estimates(
         smoothness=Estimate(smoothness.max().item(), *np.percentile(smoothness, (5, 95)).tolist()),
-        smoothness_of_f=max(bend.smoothness_of_f for bend in bends),
+        smoothness_of_f=max(each.smoothness_of_f for each in curvatures),
         variance=variance,
-        largest_variance=max(bend.variances.max().item() for bend in bends),
+        largest_variance=max(each.variances.max().item() for each in curvatures),
         dissimilarity=dissimilarity,
         similarity=similarity,
         gap=gap,
@@ -325,15 +318,15 @@ def _summed_up(
         clients=size,
         samples=int(sample.taken.sum()),
         rounds=rounds,
-        models=len(bends),
+        models=len(curvatures),
     )
 
 
 def _values(
-    slopes: list[_Slopes], bends: list[_Bends], weights: Floats
+    slopes: list[_Gradients], curvatures: list[_Curvatures], weights: Floats
 ) -> tuple[float, float, float, float]:
     """Return σ², G², B² and the gap for clients weighted so."""
-    variance = max(float(bend.variances @ weights) for bend in bends)
+    variance = max(float(each.variances @ weights) for each in curvatures)
     squares = np.array([weights @ slope.products @ weights for slope in slopes])
     means = np.array([np.diag(slope.products) @ weights for slope in slopes])
     losses = [float(slope.losses @ weights) for slope in slopes]

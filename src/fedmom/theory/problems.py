@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.errors import FedMomError
-from fedmom.theory.quantities import Array, Constants
+from fedmom.core.errors import FedMomError
+from fedmom.theory.constants import Array, Constants
 
 
 class Problem(Protocol):

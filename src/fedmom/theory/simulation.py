@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.theory.constants import Array, Setting
 from fedmom.theory.problems import Problem
-from fedmom.theory.quantities import Array, Setting
 
-Draw = Callable[[int], NDArray[np.int64]]  # round -> the clients of every run, (runs, M)
+Draws = Callable[[int], NDArray[np.int64]]  # round -> the clients of every run, (runs, M)
 
 
 def simulate(
@@ -24,7 +24,7 @@ def simulate(
     *,
     runs: int = 1,
     seed: int = 0,
-    draw: Draw | None = None,
+    draw: Draws | None = None,
 ) -> Array:
     """Return the models w_0 ... w_T of every run, shape (T + 1, runs, d)."""
     rng = np.random.default_rng(seed)

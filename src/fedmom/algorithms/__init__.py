@@ -1,0 +1,38 @@
+"""Federated methods: what clients do, how updates are combined, what the server does with them.
+
+The tables hold names only, so that listing them needs no JAX. ``base`` has the types, ``server``
+the optimizers, ``client`` the local work, ``aggregation`` the rules and stages.
+"""
+
+from fedmom.core.registry import Registry
+
+_SERVER = "fedmom.algorithms.server"
+ALGORITHMS = Registry(
+    "algorithm",
+    {
+        name: f"{_SERVER}:{name}"
+        for name in (
+            *("fedsgd", "fedavg", "fedmom", "fedmom_zero_start"),
+            *("fedavgm", "fedadagrad", "fedadam", "fedyogi"),
+        )
+    },
+)
+SOLVERS = Registry(
+    "solver",
+    {
+        name: f"fedmom.algorithms.solvers:{name}"
+        for name in ("sgd", "momentum", "rmsprop", "adam", "adamw")
+    },
+)
+SCHEDULES = Registry(
+    "schedule",
+    {
+        name: f"fedmom.algorithms.schedules:{name}"
+        for name in ("linear", "cosine", "exponential", "inverse", "inverse_sqrt", "step")
+    },
+)
+RULES = Registry(
+    "rule",
+    {name: f"fedmom.algorithms.aggregation:{name}" for name in ("mean", "trimmed_mean")},
+)
+STAGES = Registry("stage", {"clip": "fedmom.algorithms.aggregation:clip"})

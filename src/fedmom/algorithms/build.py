@@ -1,0 +1,87 @@
+"""Settings by name -> an algorithm. Equal settings give one object, whose programs runs share."""
+
+import inspect
+import re
+from functools import lru_cache
+from typing import Any
+
+import optax
+
+from fedmom.algorithms import ALGORITHMS, RULES, SOLVERS, STAGES, schedules
+from fedmom.algorithms.base import Algorithm, Rule, Server, Stage
+from fedmom.algorithms.client import Solver
+from fedmom.algorithms.server import averaged
+from fedmom.core.errors import FedMomError
+from fedmom.core.registry import options
+from fedmom.core.types import Weighting
+
+MEAN = "mean"
+
+
+def default_of(spec: str, parameter: str) -> float | None:
+    """Return the default of an algorithm's ``momentum`` or ``learning_rate``; None: it has none."""
+    parameters = inspect.signature(ALGORITHMS.find(spec)).parameters
+    return parameters[parameter].default if parameter in parameters else None
+
+
+@lru_cache(maxsize=256)
+def algorithm(
+    spec: str,
+    server_lr: float | str = 1.0,
+    momentum: float | None = None,
+    average: float | None = None,
+    aggregate: str = MEAN,
+    weighting: Weighting = "population",
+) -> Algorithm:
+    """Return the algorithm that settings name.
+
+    Args:
+        spec: A name with options, such as ``fedadam:tau=0.01``.
+        server_lr: η, a number or a schedule such as ``cosine:start=1,rounds=100``.
+        momentum: β, where the algorithm has one; None takes its default.
+        average: The decay of a mean of the models, or None.
+        aggregate: Stages and a rule, joined by +, such as ``clip:norm=1+mean``.
+        weighting: The weights of the rule.
+
+    Returns:
+        The algorithm.
+
+    Examples:
+        >>> algorithm("fedavg", aggregate="clip:norm=1+mean", weighting="cohort").rule.needs
+        'sum'
+    """
+    function = ALGORITHMS.find(spec)
+    taken = inspect.signature(function).parameters
+    given: dict[str, Any] = {"learning_rate": schedules.parse(server_lr), "momentum": momentum}
+    named = {k: v for k, v in given.items() if k in taken and v is not None}
+    made = function(**named, **options(function, spec))
+    if not isinstance(made, Algorithm):
+        made = Algorithm(made)
+    server: Server | optax.GradientTransformation = made.server
+    if average is not None:
+        server = averaged(server, average)
+    stages, rule = aggregation(aggregate, weighting)
+    if made.rule is not None and aggregate == MEAN:
+        rule = made.rule  # the algorithm's own
+    return made._replace(server=server, rule=rule, stages=(*made.stages, *stages))
+
+
+def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rule]:
+    """Return the stages and the rule of a text such as ``clip:norm=1+trimmed_mean:share=0.2``."""
+    *before, last = re.split(r"\+(?=[A-Za-z_])", spec)
+    if last.partition(":")[0] in STAGES:
+        before, last = [*before, last], MEAN
+    for part in before:
+        if part.partition(":")[0] in RULES:
+            raise FedMomError(
+                f"aggregate {spec!r}: {part} is a rule, and a rule comes last, after the stages."
+            )
+    return tuple(STAGES.build(part) for part in before), RULES.build(last, weighting)
+
+
+@lru_cache(maxsize=256)
+def solver(spec: str) -> Solver:
+    """Return the client optimizer of a spec such as ``sgd:momentum=0.9``: a function of lr."""
+    function = SOLVERS.find(spec)
+    given = options(function, spec)
+    return lambda lr: function(lr, **given)

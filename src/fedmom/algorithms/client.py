@@ -1,0 +1,256 @@
+"""Local work (the paper's Algorithm 2): what a client does with the model it receives."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedmom.algorithms import schedules
+from fedmom.algorithms.base import Client, ClientMetrics
+from fedmom.core.errors import FedMomError
+from fedmom.core.threefry import bits, fold_in
+from fedmom.core.types import Params, Schedule
+from fedmom.data.batches import Arrays, Reader
+from fedmom.models.base import Model
+
+Number = float | Schedule
+Solver = Callable[[Any], optax.GradientTransformation]
+Carry = tuple[Params, optax.OptState, jax.Array]
+Descend = Callable[[Carry, jax.Array, jax.Array], Carry]
+# Rows per product in a full gradient: an LSTM's gradient costs more per sample at 128 than at 32.
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client does in a round: H steps of an optimizer on batches of its own data.
+
+    Args:
+        lr: The step size γ, a number or a schedule over rounds.
+        steps: H, a number or a schedule; or
+        epochs: Passes over the client's data, a number or a schedule. One of the two.
+        batch_size: Samples in a batch; None takes the client's whole data.
+        batches: "random" batches are drawn with replacement (the paper's), "shuffled" ones go
+            through the data in a new order each epoch (LEAF's); by default random for steps,
+            shuffled for epochs.
+        solver: The client optimizer: a function of the step size, such as ``optax.adam``, or an
+            optax optimizer that has its own step size.
+        prox: FedProx's μ.
+
+    Examples:
+        >>> work = LocalWork(lr=0.1, epochs=2, batch_size=10)
+        >>> work.count(round_=0, samples=25)  # two epochs of three batches
+        6
+        >>> work.shuffled
+        True
+    """
+
+    lr: Number = 0.1
+    steps: Number | None = None
+    epochs: Number | None = None
+    batch_size: int | None = 10
+    batches: Literal["random", "shuffled"] | None = None
+    solver: Solver | optax.GradientTransformation = optax.sgd
+    prox: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense before a round is run."""
+        if (self.steps is None) == (self.epochs is None):
+            raise FedMomError(
+                f"Local work is given in steps or in epochs, one of them; got"
+                f" local-steps {self.steps} and local-epochs {self.epochs}."
+            )
+        for name, value in (("lr", self.lr), ("steps", self.steps), ("epochs", self.epochs)):
+            if value is not None and not callable(value) and not 0 < value < math.inf:
+                raise FedMomError(f"{name} {value} is not a number greater than 0.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise FedMomError(f"batch-size {self.batch_size} is not 1 or more (or all).")
+        if self.batches not in (None, "random", "shuffled"):
+            raise FedMomError(f"batches {self.batches!r} is neither random nor shuffled.")
+        if not 0 <= self.prox < math.inf:
+            raise FedMomError(f"prox {self.prox} is not a number of 0 or more.")
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether batches are shuffled epochs rather than drawn with replacement."""
+        if self.batch_size is None:
+            return False
+        return self.batches == "shuffled" or (self.batches is None and self.epochs is not None)
+
+    def count(self, round_: int, samples: int) -> int:
+        """Return H, the local steps of a client with so many samples in a round."""
+        if self.steps is not None:
+            return max(1, round(schedules.at(self.steps, round_)))
+        assert self.epochs is not None
+        per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
+        return max(1, round(schedules.at(self.epochs, round_) * per_epoch))
+
+
+def full_gradient(lr: Number) -> LocalWork:
+    """FedSGD's clients: one gradient of the whole data.
+
+    Args:
+        lr: The step size γ, a number or a schedule over rounds.
+
+    Returns:
+        The local work.
+
+    Examples:
+        >>> full_gradient(0.1).count(round_=0, samples=25)
+        1
+    """
+    return LocalWork(lr=lr, steps=1, batch_size=None)
+
+
+def capacity(work: LocalWork, samples: int) -> int:
+    """Return the room for a client's shuffled order: a power of two, to compile rarely."""
+    return 1 << (samples - 1).bit_length() if work.shuffled else 0
+
+
+class LocalProblem(NamedTuple):
+    """One client's share of the problem, inside its compiled program.
+
+    Args:
+        model: The model.
+        read: Turns positions of samples into a batch.
+        work: The local work.
+        arrays: The samples of all clients.
+        start: The position of the client's first sample, a traced number like the next three.
+        size: n_k.
+        steps: H in this round.
+        lr: γ in this round.
+        capacity: Room for the client's shuffled order.
+
+    Examples:
+        Local steps with weight decay, for a ``fedmom.Client``:
+
+        >>> def run(params, state, problem, key):
+        ...     def decay(gradient, w):
+        ...         return jax.tree.map(lambda g, p: g + 0.01 * p, gradient, w)
+        ...     trained, loss = problem.train(params, key, correct=decay)
+        ...     return jax.tree.map(jnp.subtract, params, trained), state, {"loss": loss}
+        >>> client = Client(run)
+    """
+
+    model: Model
+    read: Reader
+    work: LocalWork
+    arrays: Arrays
+    start: jax.Array
+    size: jax.Array
+    steps: jax.Array
+    lr: jax.Array
+    capacity: int
+
+    def train(
+        self,
+        params: Params,
+        key: jax.Array,
+        correct: Callable[[Params, Params], Params] | None = None,
+    ) -> tuple[Params, jax.Array]:
+        """Take the round's local steps.
+
+        Args:
+            params: Where to start.
+            key: The client's key in this round; it draws the batches and the dropout.
+            correct: ``correct(gradient, params) -> gradient``, applied at every step.
+
+        Returns:
+            The parameters after the last step, and the mean loss over the steps.
+        """
+        work, size = self.work, self.size
+        solver = work.solver(self.lr) if callable(work.solver) else work.solver
+
+        def descend(carry: Carry, rows: jax.Array, h: jax.Array) -> Carry:
+            w, state, total = carry
+            step_key = fold_in(key, h)
+            if work.batch_size is None:
+                loss, gradient = _over_all(self._loss_sum, w, size, step_key)
+            else:
+                loss, gradient = jax.value_and_grad(self._mean_loss)(w, rows, step_key)
+            if work.prox:
+                pull = jax.tree.map(jnp.subtract, w, params)
+                gradient = jax.tree.map(lambda g, d: g + work.prox * d, gradient, pull)
+            if correct is not None:
+                gradient = correct(gradient, w)
+            updates, state = solver.update(gradient, state, w)
+            return optax.apply_updates(w, updates), state, total + loss
+
+        carry = (params, solver.init(params), jnp.zeros(()))
+        batches = _shuffled if work.shuffled else _random
+        w, _, total = batches(self, descend, carry, key)
+        return w, total / self.steps
+
+    def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
+        x, y = self.read(self.arrays, self.start + jnp.minimum(rows, self.size - 1))
+        losses = self.model.loss(self.model.apply(w, x, fold_in(key, 1)), y)
+        return jnp.sum(jnp.where(rows < self.size, losses, 0))
+
+    def _mean_loss(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
+        return self._loss_sum(w, rows, key) / jnp.sum(rows < self.size)
+
+
+def _train(
+    params: Params, state: Any, problem: LocalProblem, key: jax.Array
+) -> tuple[Params, Any, ClientMetrics]:
+    w, loss = problem.train(params, key)
+    update = jax.tree.map(jnp.subtract, params, w)
+    return update, state, {"loss": loss, "norm": optax.tree.norm(update)}
+
+
+# Every method's client but for those that keep state or send more: w_t -> w_t - w_{t+1}^k.
+LOCAL_TRAINING = Client(_train)
+
+
+def _random(problem: LocalProblem, descend: Descend, carry: Carry, key: jax.Array) -> Carry:
+    """Draw every batch with replacement."""
+    batch = problem.work.batch_size or 1
+
+    def step(h: jax.Array, carry: Carry) -> Carry:
+        # A remainder of 32 bits is uniform up to size / 2^32, and takes one draw.
+        drawn = bits(fold_in(key, h), batch)
+        return descend(carry, (drawn % problem.size.astype(jnp.uint32)).astype(jnp.int32), h)
+
+    return jax.lax.fori_loop(0, problem.steps, step, carry)
+
+
+def _shuffled(problem: LocalProblem, descend: Descend, carry: Carry, key: jax.Array) -> Carry:
+    """Go through the data in a new order each epoch; the last batch may be smaller."""
+    size, steps, capacity = problem.size, problem.steps, problem.capacity
+    batch = problem.work.batch_size or 1
+    per_epoch = (size + batch - 1) // batch
+
+    def epoch(e: jax.Array, carry: Carry) -> Carry:
+        # Ranks of random numbers are a uniform order, and the first `size` of them do not
+        # depend on the room behind them. Rows beyond `size` rank last and are not real.
+        ranks = bits(fold_in(key, e), capacity) >> 1
+        beyond = jnp.uint32(0xFFFFFFFF)
+        order = jnp.argsort(jnp.where(jnp.arange(capacity) < size, ranks, beyond))
+
+        def step(b: jax.Array, carry: Carry) -> Carry:
+            places = b * batch + jnp.arange(batch)
+            rows = jnp.where(places < size, order[jnp.minimum(places, capacity - 1)], size)
+            return descend(carry, rows, e * per_epoch + b)
+
+        return jax.lax.fori_loop(0, jnp.minimum(per_epoch, steps - e * per_epoch), step, carry)
+
+    return jax.lax.fori_loop(0, (steps + per_epoch - 1) // per_epoch, epoch, carry)
+
+
+def _over_all(
+    loss_sum: Callable[..., jax.Array], w: Params, size: jax.Array, key: jax.Array
+) -> tuple[jax.Array, Params]:
+    """Return the mean loss and its gradient over the client's whole data, chunk by chunk."""
+
+    def chunk(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
+        rows = i * CHUNK + jnp.arange(CHUNK)
+        part = jax.value_and_grad(loss_sum)(w, rows, fold_in(key, i))
+        return jax.tree.map(jnp.add, total, part)
+
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))
+    total = jax.lax.fori_loop(0, (size + CHUNK - 1) // CHUNK, chunk, zero)
+    return jax.tree.map(lambda t: t / size, total)

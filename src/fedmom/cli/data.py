@@ -1,0 +1,204 @@
+"""The command line of datasets: list, stats, show, prepare, check."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedmom.cli.output import OUT
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import cache_folder, slug
+
+FOLDER = click.Path(path_type=Path)
+SOURCE = click.argument("source")
+
+
+@click.group(name="data")
+def data_commands() -> None:
+    """Look at datasets, check them, and prepare them for training.
+
+    SOURCE is what --data takes everywhere: a name with options (`fedmom data list`), or a path:
+    a LEAF folder, an .npz file, MNIST's idx files, a Gutenberg text, a prepared store.
+    """
+
+
+@data_commands.command(name="list")
+def list_() -> None:
+    """Show the datasets there are: by name, by kind of file, and prepared."""
+    from rich.table import Table
+
+    from fedmom import data as datasets
+    from fedmom.data.partition import PARTITIONS
+    from fedmom.data.store import is_store, read_manifest
+
+    view = Table(box=None, pad_edge=False)
+    for column in ("", "--data", "what it is"):
+        view.add_column(column, style="bold" if not column else "", overflow="fold")
+    for spec, about in datasets.DATASETS.described():
+        view.add_row("name", spec, about)
+    for kind in datasets.FORMATS:
+        view.add_row("path", "PATH", kind)
+    for folder in sorted(cache_folder().glob("[!.]*")):
+        if is_store(folder):
+            manifest = read_manifest(folder)
+            clients = f"{manifest['name']}, {manifest['training_clients']:,} clients"
+            view.add_row("prepared", folder.name, clients)
+    for spec, about in PARTITIONS.described():
+        view.add_row("partition", spec, about)
+    OUT.print(view)
+    OUT.print(f"Prepared datasets are kept in {cache_folder()} (set FEDMOM_CACHE to move them).")
+
+
+@data_commands.command()
+@SOURCE
+def stats(source: str) -> None:
+    """Print the paper's Table 2 for a dataset, beside the paper's own row."""
+    from rich.table import Table
+
+    from fedmom import data as datasets
+    from fedmom.data import statistics
+
+    data = datasets.load(source)
+    view = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    view.add_column("dataset")
+    for column in ("samples", "clients", "mean", "std", "train", "test"):
+        view.add_column(column, justify="right")
+    row = statistics.statistics(data)
+    numbers = (f"{row.samples:,}", f"{row.clients:,}", f"{row.mean:.2f}", f"{row.std:.2f}")
+    split = (f"{int(data.train.size.sum()):,}", f"{int(data.test.size.sum()):,}")
+    view.add_row(data.name, *numbers, *split)
+    if (paper := statistics.PAPER_TABLE_2.get(data.features.kind)) is not None:
+        p = paper.statistics
+        view.add_row(
+            paper.name, f"{p.samples:,}", f"{p.clients:,}", f"{p.mean:.2f}", f"{p.std:.2f}"
+        )
+    OUT.print(view)
+    between = row.samples - int(data.train.size.sum() + data.test.size.sum())
+    if between:
+        OUT.print(f"{between:,} windows between train and test are left out, as in LEAF.")
+
+
+@data_commands.command()
+@SOURCE
+@click.option("--out", type=FOLDER, help="Folder for the PNG files.")
+def show(source: str, out: Path | None) -> None:
+    """Draw a dataset: samples per client and label mix (the paper's Figure 2), and samples."""
+    from fedmom import data as datasets
+    from fedmom.report import dataset_figure
+
+    data = datasets.load(source)
+    stem = slug(Path(source).name, keep="").strip("-")
+    for path in dataset_figure.show(data, out or Path("runs") / f"data-{stem}"):
+        OUT.print(f"Figure: {path}", markup=False)
+
+
+@data_commands.command()
+@SOURCE
+def check(source: str) -> None:
+    """Read a whole dataset and tell whether it is sound."""
+    from fedmom import data as datasets
+    from fedmom.data import statistics
+    from fedmom.data.store import check_store, is_store
+
+    place = datasets.locate(source)
+    faults = check_store(place) if isinstance(place, Path) and is_store(place) else []
+    data = datasets.load(source)
+    faults += statistics.faults(data)
+    if faults:
+        raise FedMomError(f"{source}: " + " ".join(faults))
+    row = statistics.statistics(data)
+    OUT.print(f"{data.name} is sound: {row.samples:,} samples of {row.clients:,} clients.")
+
+
+@data_commands.command()
+@SOURCE
+@click.option(
+    "-s",
+    "s",
+    type=click.Choice(["niid", "iid"]),
+    default="niid",
+    show_default=True,
+    help="Sample by users, or pool all samples and deal them to new users.",
+)
+@click.option("--sf", type=float, default=1.0, show_default=True, help="Fraction of the samples.")
+@click.option("--iu", type=float, help="With -s iid: new users, as a fraction. [default: 0.01]")
+@click.option(
+    "-k", "k", type=int, default=0, show_default=True, help="Drop users with fewer samples."
+)
+@click.option(
+    "-t",
+    "t",
+    type=click.Choice(["sample", "user"]),
+    help="Split anew: each user's samples, or the users. [default: the source's split]",
+)
+@click.option("--tf", type=float, help="With -t: fraction for training. [default: 0.9]")
+@click.option("--smplseed", type=int, default=0, show_default=True, help="Seed of the sampling.")
+@click.option("--spltseed", type=int, default=0, show_default=True, help="Seed of the split.")
+@click.option(
+    "--partition",
+    "spec",
+    help="Deal images to new clients by label, such as dirichlet:alpha=0.3"
+    " (`fedmom data list` shows all partitions).",
+)
+@click.option(
+    "--archives",
+    type=FOLDER,
+    help="femnist: folder of NIST's by_class.zip and by_write.zip; fetched where missing.",
+)
+@click.option("--url", help="femnist: where from. [default: NIST's own server]")
+@click.option(
+    "--out",
+    type=FOLDER,
+    help="The new store, for --data. [default for femnist: the name femnist]",
+)
+def prepare(
+    source: str,
+    spec: str | None,
+    archives: Path | None,
+    url: str | None,
+    out: Path | None,
+    **flags: Any,
+) -> None:
+    """Sample, split and pack a dataset with LEAF's flags, or fetch FEMNIST from NIST.
+
+    \b
+    fedmom data prepare femnist
+    fedmom data prepare pg100.txt --sf 0.2416 -t sample --tf 0.8 --out bard
+    fedmom data prepare mnist/ --partition dirichlet:alpha=0.3,clients=200 --out mnist-skewed
+    fedmom run --data bard --lr 0.3
+    """
+    from fedmom import data as datasets
+    from fedmom.data import leaf_sampling, statistics
+    from fedmom.data.partition import repartition
+    from fedmom.data.save import save_store
+    from fedmom.data.store import is_store
+
+    if source == "femnist":
+        _fetch_femnist(archives or cache_folder() / "downloads", url)
+        if out is None:
+            return
+    if out is None:
+        raise FedMomError("--out is missing: name the folder of the new store.")
+    if out.exists() and not is_store(out):
+        raise FedMomError(f"{out} is there and is no store. Choose another --out.")
+    data = datasets.load(source)
+    given = {name: value for name, value in flags.items() if value is not None}
+    if spec is not None:
+        data = repartition(data, spec, flags["smplseed"])
+    data = leaf_sampling.prepare(data, **flags)
+    save_store(data, out, {"source": source, "partition": spec, "flags": given})
+    row = statistics.statistics(data)
+    OUT.print(f"{out}: {row.samples:,} samples of {row.clients:,} clients. Use it as --data {out}")
+
+
+def _fetch_femnist(archives: Path, url: str | None) -> None:
+    """Pack FEMNIST from NIST's archives, which are fetched unless both are there."""
+    from fedmom.data.sources import femnist
+
+    store = cache_folder() / "femnist"
+    files = [archives / "by_class.zip", archives / "by_write.zip"]
+    if not all(file.is_file() for file in files):
+        files = list(femnist.fetch(archives, url or femnist.NIST_URL))
+    by_class, by_write = files
+    femnist.pack(store, by_class, by_write)
+    OUT.print(f"femnist is prepared in {store}. Use it as --data femnist")

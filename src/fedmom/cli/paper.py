@@ -1,0 +1,81 @@
+"""The command line: paper."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from fedmom import data as datasets
+from fedmom.cli.output import ERR, OUT, note
+from fedmom.core import registry
+from fedmom.report.html import Status, Verdict
+from fedmom.reproduction import plan
+from fedmom.reproduction.make import make
+
+STYLES = {
+    Status.HOLDS: "green",
+    Status.PART: "yellow",
+    Status.FAILS: "red",
+    Status.UNKNOWN: "dim",
+}
+
+
+@click.command()
+@click.argument("what", nargs=-1)
+@click.option(
+    "--scale",
+    type=click.Choice(list(plan.SCALES)),
+    default="quick",
+    show_default=True,
+    help="quick: minutes, offline data, one seed. full: 2,000 rounds, three seeds; many hours.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder [default: runs/paper-SCALE].")
+@click.option("--femnist", metavar="DATA", help="FEMNIST, as for run --data [default: glyphs].")
+@click.option(
+    "--shakespeare", metavar="DATA", help="Shakespeare, as for run --data [default: shakespeare]."
+)
+@click.option("--no-train", is_flag=True, help="Draw what has ended so far, and train nothing.")
+def paper(
+    what: tuple[str, ...],
+    scale: str,
+    out: Path | None,
+    femnist: str | None,
+    shakespeare: str | None,
+    no_train: bool,
+) -> None:
+    """Make the paper's tables and figures, or those of WHAT, and judge its claims.
+
+    WHAT: table1 table2 fig2 fig3 fig4 fig5 fig6, beyond (settings the paper did not try), author
+    (what its first author's code does differently). Runs are kept: what has ended is never
+    trained again, and what was stopped goes on.
+
+    \b
+    fedmom paper
+    fedmom paper fig5 --scale full --femnist writers.npz --shakespeare data/shakespeare
+    fedmom paper --scale full --no-train
+    """
+    for part in what:
+        registry.pick(plan.PARTS, part, "part of the paper")
+    chosen = plan.SCALES[scale].on(femnist, shakespeare)
+    folder = out or Path("runs") / f"paper-{scale}"
+    parts = [part for part in plan.PARTS if part in what or not what]
+    for task in chosen.tasks:
+        if not isinstance(datasets.locate(task.data), Path):
+            note(f"{task.data} stands in for {task.name}.")
+    try:
+        made = make(folder, chosen, parts, OUT, train=not no_train)
+    except KeyboardInterrupt:
+        ERR.print("Stopped; nothing is lost. Go on with the same command.")
+        raise
+    OUT.print(_summary(made.verdicts))
+    if made.progress:
+        OUT.print(made.progress)
+    OUT.print(f"Page: {made.page}\nFigures: {folder / 'figures'}\nTables: {folder / 'tables'}")
+
+
+def _summary(verdicts: Sequence[Verdict]) -> Table:
+    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    for verdict in verdicts:
+        view.add_row(f"[{STYLES[verdict.status]}]{verdict.status}", verdict.claim)
+    return view

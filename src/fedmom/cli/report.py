@@ -1,0 +1,78 @@
+"""The commands that show runs: report and watch."""
+
+import webbrowser
+from functools import partial
+from pathlib import Path
+
+import click
+
+from fedmom.cli.output import OUT
+from fedmom.core.errors import FedMomError
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, type=FOLDER)
+@click.option(
+    "--out",
+    type=FOLDER,
+    help="The page's file [default: report.html, in the folder if there is only one].",
+)
+@click.option(
+    "--target",
+    type=float,
+    help="Test accuracy to count rounds to [default: the best accuracy of the runner-up].",
+)
+def report(folders: tuple[Path, ...], out: Path | None, target: float | None) -> None:
+    """Write one page about runs, comparisons and sweeps, in any mix, and its figures.
+
+    The page is one file that needs no network. Runs that differ only in their seed are one curve,
+    with a band from the least to the greatest.
+
+    \b
+    fedmom report runs/first
+    fedmom report runs/compare runs/sweep --out all.html --target 0.7
+    """
+    from fedmom.core.progress import track
+    from fedmom.experiments import results
+    from fedmom.report import run_page
+
+    if target is not None and not 0 <= target <= 1:
+        raise FedMomError(f"--target {target:g} is no accuracy. Give a number from 0 to 1.")
+    path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    if path.is_dir():
+        raise FedMomError(f"--out {path} is a folder. Name a file in it, such as report.html.")
+    view = run_page.overview(results.find(folders), target)
+    figures = run_page.print_figures(view, path)
+    for files in track(figures, "Figures", total=len(view.figures()), console=OUT):
+        also = ", ".join(file.suffix[1:] for file in files[1:])
+        OUT.print(f"Figure: {files[0]} (also {also})", markup=False)
+    OUT.print(f"Page: {run_page.write(view, path)}", markup=False)
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--port", type=int, help="Port on this machine [default: 8477, or any free one].")
+@click.option("--open", "open_", is_flag=True, help="Open the page in a browser.")
+def watch(folder: Path, port: int | None, open_: bool) -> None:
+    """Show a run, comparison or sweep while it goes on, until Ctrl-C.
+
+    The page is the report's. It is served to this machine only, and new points appear by
+    themselves.
+
+    \b
+    fedmom watch runs/first
+    """
+    from fedmom.report import run_page
+    from fedmom.report.html.live import open_server
+
+    run_page.live_view(folder)  # a wrong folder is told here, not in the browser
+    with open_server(partial(run_page.live_view, folder), port) as server:
+        OUT.print(f"Watching {folder} at {server.address} (Ctrl-C ends it)", highlight=False)
+        if open_:
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            OUT.print("Ended. The run, if it goes on, goes on.")

@@ -1,0 +1,1 @@
+"""What every layer uses: errors, names with options, random keys, files, progress bars."""

@@ -1,0 +1,35 @@
+"""JAX set up for many short programs, whose compiled form is kept between processes."""
+
+import os
+import sys
+from typing import Any
+
+from fedmom.core.files import cache_folder
+
+SECONDS_WORTH_KEEPING = 0.1
+
+
+def prepare_process() -> None:
+    """Set JAX up before it is imported, for a process of our own (the command line).
+
+    Clients have threads of their own, so a program need not be handed to yet another one.
+    JAX's own environment variables win.
+    """
+    os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache_folder() / "compiled")
+        os.environ.setdefault(
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(SECONDS_WORTH_KEEPING)
+        )
+    if "jax" in sys.modules:
+        keep_programs()
+
+
+def keep_programs() -> None:
+    """Keep compiled programs on disk, unless the user has told JAX what to do with them."""
+    import jax
+
+    options: Any = jax.config
+    if options.jax_compilation_cache_dir is None and options.jax_enable_compilation_cache:
+        options.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+        options.update("jax_persistent_cache_min_compile_time_secs", SECONDS_WORTH_KEEPING)

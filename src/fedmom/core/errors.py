@@ -1,0 +1,37 @@
+"""The exceptions that a user's mistake or a run's fate can raise."""
+
+
+class FedMomError(ValueError):
+    """A sentence for the user: it names the value, what is allowed and what to do.
+
+    The command line prints it without a traceback; library code lets it pass.
+
+    Examples:
+        >>> raise FedMomError("momentum 2 is not in [0, 1). The paper uses 0.9.")
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: momentum 2 is not in [0, 1). The paper uses 0.9.
+    """
+
+
+class DivergedError(FedMomError):
+    """Training left the finite numbers. A run folder notes it in ``stopped.json``.
+
+    Examples:
+        >>> try:
+        ...     raise DivergedError("Round 3: the update is not finite.")
+        ... except FedMomError as error:
+        ...     print(error)
+        Round 3: the update is not finite.
+    """
+
+
+class BadReplyError(FedMomError):
+    """A client's reply cannot be used, and the run was told to stop at the first one.
+
+    Examples:
+        >>> try:
+        ...     raise BadReplyError("The reply of client 4 cannot be used: it answered twice.")
+        ... except FedMomError as error:
+        ...     print(error)
+        The reply of client 4 cannot be used: it answered twice.
+    """

@@ -1,0 +1,43 @@
+"""Progress bars, all of one kind: what it is, a bar, how far, how long still."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+T = TypeVar("T")
+
+
+def bars(console: Console | None = None, *columns: ProgressColumn) -> Progress:
+    """Return a set of bars, shown on a terminal only.
+
+    Args:
+        console: Where they are shown; by default standard error.
+        *columns: What stands between the bar and the time left; by default "M/N".
+    """
+    console = console or Console(stderr=True)
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        *(columns or (MofNCompleteColumn(),)),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def track(
+    items: Iterable[T], label: str, *, total: int | None = None, console: Console | None = None
+) -> Iterator[T]:
+    """Go through items under a bar."""
+    with bars(console) as progress:
+        yield from progress.track(items, total=total, description=label)

@@ -1,0 +1,249 @@
+"""Names with options, as one string: ``synthetic:alpha=0.5,clients=100``.
+
+Datasets, models, algorithms, solvers, schedules, aggregation rules, stages, samplers, paces and
+runtimes are all chosen this way, so that one value in a config file or on the command line says
+everything. Each kind has one ``Registry``. Its rows are functions; a function's keyword-only
+parameters are the options, and the first line of its docstring is what ``fedmom list`` shows.
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from fedmom.core.errors import FedMomError
+
+T = TypeVar("T")
+_BROKEN = (ImportError, AttributeError, SyntaxError)  # what a row of another package may raise
+
+
+class Registry(Mapping[str, Callable[..., Any]]):
+    """Functions by name: those of this package, those registered, and those of other packages.
+
+    Args:
+        what: The word for one of them in messages, such as "model".
+        rows: Built-in names with ``"module:function"``. A module is imported when its function
+            is asked for, so that listing names is quick.
+
+    A package of a user's adds rows by entry points in the group ``fedmom.<what>s``; they work
+    on the command line, in run folders and in ``fedmom resume``::
+
+        [project.entry-points."fedmom.algorithms"]
+        scaffold = "my_package.scaffold:scaffold"
+
+    Examples:
+        >>> sizes = Registry("size", {})
+        >>> def box(*, side: float = 1.0) -> float:
+        ...     "A cube."
+        ...     return side**3
+        >>> sizes.register("box", box)
+        >>> sizes.build("box:side=2")
+        8.0
+    """
+
+    def __init__(self, what: str, rows: Mapping[str, str]) -> None:
+        self.what = what
+        self._rows: dict[str, str | Callable[..., Any]] = dict(rows)
+        self._searched = False
+
+    def register(self, name: str, function: Callable[..., Any]) -> None:
+        """Add a row for this process."""
+        if name in self and self[name] is not function:
+            raise FedMomError(f"The {self.what} {name!r} is there already. Choose another name.")
+        self._rows[name] = function
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name not in self._rows:
+            self._search()
+        row = self._rows[name]
+        if isinstance(row, str):
+            module, _, function = row.partition(":")
+            row = self._rows[name] = getattr(importlib.import_module(module), function)
+        return row
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        self._search()
+        return len(self._rows)
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._rows:
+            self._search()
+        return name in self._rows
+
+    def check(self, spec: str) -> str:
+        """Return the name in a spec, or raise a sentence that says which names there are."""
+        name, _ = split(spec)
+        return pick_name(self, name, self.what)
+
+    def find(self, spec: str) -> Callable[..., Any]:
+        """Return the function that a spec names."""
+        name = self.check(spec)
+        try:
+            return self[name]
+        except _BROKEN as error:
+            raise FedMomError(f"The {self.what} {name} cannot be loaded: {error}.") from None
+
+    def build(self, spec: str, *args: Any, **defaults: Any) -> Any:
+        """Call the function that a spec names, with the spec's options.
+
+        Args:
+            spec: ``name:key=value,...``.
+            *args: Positional arguments of the function.
+            **defaults: Options that count where the spec does not give them. Those that the
+                function does not have are left out.
+
+        Returns:
+            What the function returns.
+        """
+        function = self.find(spec)
+        given = options(function, spec)
+        known = options_of(function)
+        return function(*args, **{k: v for k, v in defaults.items() if k in known} | given)
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """Yield (spec with its defaults, what it is) for every row, to be listed."""
+        for name in self:
+            row = self._rows[name]
+            try:
+                given, about = _read(row) if isinstance(row, str) else _inspected(row)
+            except _BROKEN as error:
+                given, about = {}, f"cannot be loaded: {error}"
+            text = ",".join(f"{key}={default}" for key, default in given.items())
+            yield f"{name}:{text}" if text else name, about
+
+    def _search(self) -> None:
+        """Look once for entry points of other packages."""
+        if self._searched:
+            return
+        found: dict[str, str] = {}
+        for point in _entry_points().select(group=f"fedmom.{self.what}s"):
+            if point.name in self._rows or point.name in found:
+                raise FedMomError(
+                    f"{point.value} is registered as the {self.what} {point.name!r}, which there"
+                    " is already. Rename the entry point."
+                )
+            found[point.name] = point.value
+        self._rows |= found
+        self._searched = True
+
+
+@lru_cache(maxsize=1)  # looking through all installed packages takes a while
+def _entry_points() -> Any:
+    return importlib.metadata.entry_points()
+
+
+def pick_name(table: Mapping[str, Any], name: str, what: str) -> str:
+    """Return ``name`` if the table has it, or raise a sentence that names what the table has."""
+    if name in table:
+        return name
+    close = difflib.get_close_matches(name, table, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise FedMomError(f"There is no {what} {name!r}.{hint} Choose one of: {', '.join(table)}.")
+
+
+def pick(table: Mapping[str, T], name: str, what: str) -> T:
+    """Return ``table[name]``, or raise a sentence that names what the table has."""
+    return table[pick_name(table, name, what)]
+
+
+def split(spec: str) -> tuple[str, dict[str, str]]:
+    """Split a spec into its name and its options, still as text.
+
+    Examples:
+        >>> split("synthetic:alpha=0.5,clients=100")
+        ('synthetic', {'alpha': '0.5', 'clients': '100'})
+    """
+    name, _, rest = spec.partition(":")
+    given: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in rest.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise FedMomError(
+                f"{part!r} in {spec!r} is not an option. Write name:key=value,key=value."
+            )
+        given[key.strip()] = value.strip()
+    return name.strip(), given
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the keyword-only parameters of a function: its options."""
+    parameters = inspect.signature(function).parameters
+    return {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
+    """Return the options that a spec gives to a function, in the function's own types."""
+    from pydantic import TypeAdapter, ValidationError
+
+    name, given = split(spec)
+    known = options_of(function)
+    hints = _types(function, known)
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            raise FedMomError(f"{name} has no option {key!r}. Its options: {allowed}.")
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(text)
+        except ValidationError:
+            hint = hints[key]
+            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise FedMomError(f"{name}: {key}={text!r} is not of type {kind}.") from None
+    missing = [k for k, p in known.items() if p.default is p.empty and k not in values]
+    if missing:
+        example = ",".join(f"{key}=..." for key in missing)
+        raise FedMomError(f"{name} needs {', '.join(missing)}. Write {name}:{example}.")
+    return values
+
+
+def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return the types of a function's options: as annotated, else those of their defaults."""
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # of a name that only type checkers import
+        hints = {}
+    return {
+        key: hints.get(key, str if p.default in (None, p.empty) else type(p.default))
+        for key, p in known.items()
+    }
+
+
+def _inspected(function: Callable[..., Any]) -> tuple[dict[str, str], str]:
+    """Return a function's options with their defaults, and the first line of its docstring."""
+    given = {
+        key: "..." if p.default is p.empty else str(p.default)
+        for key, p in options_of(function).items()
+    }
+    return given, inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
+
+
+def _read(row: str) -> tuple[dict[str, str], str]:
+    """Return the same of a function that is not imported, from its source.
+
+    Importing all models or algorithms would load JAX, which takes a second.
+    """
+    module, _, name = row.partition(":")
+    found = importlib.util.find_spec(module)
+    origin = (found.origin if found else None) or ""
+    source = Path(origin).read_text(encoding="utf-8") if origin.endswith(".py") else ""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            given = {a.arg: "..." if d is None else _literal(d) for a, d in pairs}
+            return given, (ast.get_docstring(node) or "").partition("\n")[0]
+    return _inspected(getattr(importlib.import_module(module), name))
+
+
+def _literal(node: ast.expr) -> str:
+    """Return a default as it is written in a spec."""
+    return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)

@@ -1,0 +1,9 @@
+"""Types that several layers share."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+Params = Any  # any tree of arrays
+Schedule = Callable[[Any], Any]  # of a round number, plain or traced; any optax schedule
+Weighting = Literal["population", "cohort", "uniform"]
+WEIGHTINGS: tuple[Weighting, ...] = ("population", "cohort", "uniform")

@@ -1,0 +1,57 @@
+"""Positions of samples -> batches, inside compiled programs; arrays -> JAX without a copy."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.data.federated import Features
+
+Arrays = dict[str, jax.Array] | dict[str, NDArray[Any]]
+Batch = tuple[jax.Array, jax.Array]
+Reader = Callable[[Arrays, jax.Array], Batch]
+
+
+def read_rows(arrays: Arrays, positions: jax.Array) -> Batch:
+    """Row i of ``x`` and ``y`` is sample i. Bytes are images and become floats in [0, 1]."""
+    rows = _looked_up(arrays, positions)
+    x = jnp.asarray(arrays["x"])[rows]
+    if x.dtype == jnp.uint8:
+        x = x.astype(jnp.float32) / 255
+    return x, jnp.asarray(arrays["y"])[rows].astype(jnp.int32)
+
+
+def read_windows(arrays: Arrays, positions: jax.Array, length: int) -> Batch:
+    """Sample i is the ``length`` symbols from i on; its label is the symbol after them."""
+    begin = _looked_up(arrays, positions)
+    window = jnp.asarray(arrays["text"])[begin[:, None] + jnp.arange(length + 1)]
+    window = window.astype(jnp.int32)
+    return window[:, :-1], window[:, -1]
+
+
+@lru_cache(maxsize=64)  # equal features have one reader, so that runs share compiled programs
+def reader(features: Features) -> Reader:
+    """Return the function that turns positions into a batch, for data with these features."""
+    if features.kind == "text":
+        return partial(read_windows, length=features.shape[0])
+    return read_rows
+
+
+def place(arrays: Mapping[str, NDArray[Any]]) -> dict[str, jax.Array]:
+    """Hand arrays to JAX: on a CPU without a copy, so a mapped file is read only where used.
+
+    Arrays that are not aligned (``fedmom.data.federated.aligned``) are copied. All are
+    committed to their device: the compilation cache tells programs with committed arguments
+    from others, so a mix would miss it.
+    """
+    device = jax.devices()[0]
+    return {n: jax.device_put(np.asarray(a), device, may_alias=True) for n, a in arrays.items()}
+
+
+def _looked_up(arrays: Arrays, positions: jax.Array) -> jax.Array:
+    """Go through the table ``at``, where a partition has put samples in an order of its own."""
+    return jnp.asarray(arrays["at"])[positions] if "at" in arrays else positions

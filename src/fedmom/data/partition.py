@@ -1,0 +1,201 @@
+"""Clients for data that has no users: the labels of all rows -> the client of every row.
+
+Every row goes to exactly one client and every client has at least one row, so the result can
+be handed to ``from_arrays(x, y, client_ids)``; ``repartition`` deals the rows of a dataset. A
+partition is one function here and one row in ``PARTITIONS``; its keyword-only parameters are
+the options of its spec, such as ``dirichlet:clients=100,alpha=0.5``.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.registry import Registry
+from fedmom.data.federated import FederatedData
+from fedmom.data.leaf_sampling import arranged, positions_of
+
+
+def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> NDArray[np.int64]:
+    """Deal the rows at random, in parts whose sizes differ by one at most."""
+    rows = _rows("iid", labels, clients).size
+    return _dealt(rng.permutation(rows), _even(rows, clients))
+
+
+def dirichlet(
+    labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, alpha: float = 0.5
+) -> NDArray[np.int64]:
+    """Skew the labels: client k draws its rows by a label mix q_k ~ Dirichlet(alpha p).
+
+    This is the version of Hsu, Qi and Brown (2019), where p is the label mix of all rows: a
+    small alpha gives clients of one label, a large one gives IID clients. All clients are of
+    one size, up to one row, so that none is empty and only labels are skewed. Rows are drawn
+    without replacement; once a label is used up, q_k is renormalised over those left, so the
+    clients filled last take what there is.
+    """
+    values = _rows("dirichlet", labels, clients)
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise FedMomError(f"dirichlet: alpha={alpha} must be a finite number above 0.")
+    _, label, left = np.unique(values, return_inverse=True, return_counts=True)
+    mixes = rng.dirichlet(alpha * left / left.sum(), size=clients)
+    counts = np.empty((clients, len(left)), np.int64)  # of every label at every client
+    for k, size in enumerate(_even(values.size, clients)):
+        counts[k] = _drawn(int(size), mixes[k], left, rng)
+        left = left - counts[k]
+    # Rows in an order by label, shuffled within it: each client takes its next so many.
+    order = rng.permutation(values.size)
+    order = order[np.argsort(label[order], kind="stable")]
+    owners = [np.repeat(np.arange(clients), column) for column in counts.T]
+    out = np.empty(values.size, np.int64)
+    out[order] = np.concatenate(owners)
+    return out
+
+
+def shards(
+    labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, per_client: int = 2
+) -> NDArray[np.int64]:
+    """Deal ``per_client`` shards to each client, of the rows sorted by label and cut evenly.
+
+    McMahan et al. (2017) call this the pathological partition. S shards of C labels hold at
+    most S + C - 1 pairs of a shard and a label, so most shards have one label only. Rows of
+    one label are shuffled first, so that a shard does not depend on their order in a file.
+    """
+    if per_client < 1:
+        raise FedMomError(f"shards: per_client={per_client} must be 1 or more.")
+    values = _rows("shards", labels, clients)
+    pieces = clients * per_client
+    if pieces > values.size:
+        raise FedMomError(
+            f"shards: clients={clients} times per_client={per_client} makes {pieces} shards of"
+            f" {values.size} rows. Take fewer clients or fewer shards for each."
+        )
+    order = rng.permutation(values.size)
+    order = order[np.argsort(values[order], kind="stable")]
+    return _dealt(order, _even(values.size, pieces), rng.permutation(pieces) // per_client)
+
+
+def quantity(
+    labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, sigma: float = 1.0
+) -> NDArray[np.int64]:
+    """Skew the sizes only: IID labels, and sizes in proportion to lognormal(0, sigma) draws.
+
+    Each client has one row before the rest is shared out, so none is empty; sigma=0 gives
+    sizes that differ by one at most.
+    """
+    rows = _rows("quantity", labels, clients).size
+    if not 0 <= sigma <= 100:
+        raise FedMomError(f"quantity: sigma={sigma} must be between 0 (equal sizes) and 100.")
+    logs = sigma * rng.normal(size=clients)
+    shares = np.cumsum(np.exp(logs - logs.max()))
+    ends = np.rint(shares / shares[-1] * (rows - clients)).astype(np.int64)
+    return _dealt(rng.permutation(rows), 1 + np.diff(ends, prepend=0))
+
+
+PARTITIONS = Registry(
+    "partition",
+    {
+        "iid": "fedmom.data.partition:iid",
+        "dirichlet": "fedmom.data.partition:dirichlet",
+        "shards": "fedmom.data.partition:shards",
+        "quantity": "fedmom.data.partition:quantity",
+    },
+)
+
+
+def partition(spec: str, labels: ArrayLike, seed: int = 0) -> NDArray[np.int64]:
+    """Return the client of every row by a spec such as ``shards:clients=100,per_client=2``."""
+    if seed < 0:
+        raise FedMomError(f"The partition's seed {seed} must be 0 or more.")
+    clients: NDArray[np.int64] = PARTITIONS.build(spec, labels, np.random.default_rng(seed))
+    return clients
+
+
+def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
+    """Deal the training rows by a partition such as dirichlet:alpha=0.5,clients=100.
+
+    The test rows of each label then go to the clients in proportion to their training rows of
+    it, so that every client is tested on its own label mix: dealt by chance, they would test
+    a client that has two digits on ten. (Test rows of a label nobody trains on go by the
+    clients' sizes.) Images stay where they are, and the table ``at`` leads to them.
+    """
+    if data.features.kind == "text":
+        raise FedMomError(
+            f"{data.name} is text, whose windows overlap, so its rows cannot be dealt by label."
+            " Take -s iid to pool and deal it."
+        )
+    positions = [positions_of(part) for part in (data.train, data.test)]
+    labels = [_labels(data, where) for where in positions]
+    dealt = partition(spec, labels[0], seed)
+    follow = _following(dealt, labels[0], labels[1], np.random.default_rng((seed, 1)))
+    return arranged(
+        data,
+        [f"client{k}" for k in range(int(dealt.max()) + 1)],
+        np.concatenate(positions),
+        np.concatenate([dealt, follow]),
+        np.repeat([False, True], [len(dealt), len(follow)]),
+    )
+
+
+def _rows(name: str, labels: ArrayLike, clients: int) -> NDArray[np.integer]:
+    values = np.asarray(labels)
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise FedMomError(f"{name}: labels must be one whole number for each row.")
+    if not 1 <= clients <= values.size:
+        raise FedMomError(
+            f"{name}: clients={clients} must be between 1 and the {values.size} rows there are,"
+            " as every client needs a row."
+        )
+    return values
+
+
+def _even(rows: int, parts: int) -> NDArray[np.int64]:
+    """Return sizes that sum to ``rows`` and differ by one at most."""
+    return np.diff(np.arange(parts + 1) * rows // parts)
+
+
+def _dealt(
+    order: NDArray[np.int64], sizes: NDArray[np.int64], owners: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Cut ``order`` into pieces of these sizes; piece i belongs to ``owners[i]``, or to i."""
+    out = np.empty(order.size, np.int64)
+    out[order] = np.repeat(np.arange(sizes.size) if owners is None else owners, sizes)
+    return out
+
+
+def _drawn(
+    size: int, mix: NDArray[np.float64], left: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw ``size`` labels by ``mix``, of each label no more than ``left``."""
+    counts = np.zeros_like(left)
+    while missing := size - int(counts.sum()):
+        rest = left - counts
+        weights = mix * (rest > 0)
+        if not weights.any():  # a tiny alpha had put all on a label now used up: on another
+            weights[rng.choice(rest.size, p=rest / rest.sum())] = 1
+        # Every pass fills the client or uses up a label, so there are few.
+        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), rest)
+    return counts
+
+
+def _labels(data: FederatedData, positions: NDArray[np.int64]) -> NDArray[np.integer]:
+    rows = data.arrays["at"][positions] if "at" in data.arrays else positions
+    return data.arrays["y"][rows]
+
+
+def _following(
+    client: NDArray[np.int64],
+    labels: NDArray[np.integer],
+    test_labels: NDArray[np.integer],
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Return the client of every test row, in proportion to the training rows of its label."""
+    clients = int(client.max()) + 1
+    out = np.empty(len(test_labels), np.int64)
+    for label in np.unique(test_labels):
+        rows = rng.permutation(np.flatnonzero(test_labels == label))
+        owners = client[labels == label]
+        share = np.cumsum(np.bincount(owners if owners.size else client, minlength=clients))
+        ends = np.rint(share / share[-1] * rows.size).astype(np.int64)
+        out[rows] = np.repeat(np.arange(clients), np.diff(ends, prepend=0))
+    return out

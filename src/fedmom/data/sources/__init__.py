@@ -1,0 +1,1 @@
+"""The datasets by name, and the formats of files that can be read."""

@@ -1,0 +1,94 @@
+"""What a dataset is like: its row of the paper's Table 2, and whether it is sound."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.data.federated import Features, FederatedData
+from fedmom.data.leaf_sampling import sample_counts
+
+
+class Statistics(NamedTuple):
+    """One row of the paper's Table 2. ``std`` is the population's (ddof 0)."""
+
+    samples: int
+    clients: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of Table 2 as the paper prints it."""
+
+    name: str
+    statistics: Statistics
+
+
+PAPER_TABLE_2 = {
+    "image": PaperRow("FEMNIST (paper)", Statistics(785_733, 3_500, 224.50, 87.80)),
+    "text": PaperRow("Shakespeare (paper)", Statistics(517_106, 125, 4136.85, 7226.20)),
+}
+
+
+def counts(data: FederatedData) -> NDArray[np.int64]:
+    """Return every client's number of samples, those between LEAF's splits of a text included."""
+    if data.test_users is not None:
+        return np.concatenate([data.train.size, data.test.size])
+    return sample_counts(data)
+
+
+def statistics(data: FederatedData) -> Statistics:
+    """Return the dataset's row of Table 2."""
+    sizes = counts(data)
+    return Statistics(int(sizes.sum()), len(sizes), float(sizes.mean()), float(sizes.std()))
+
+
+def label_mix(data: FederatedData, client: int) -> NDArray[np.int64]:
+    """Return how many training samples of each label a client has."""
+    start, size = int(data.train.start[client]), int(data.train.size[client])
+    positions: NDArray[np.int64] | slice = slice(start, start + size)
+    if "at" in data.arrays:
+        positions = data.arrays["at"][positions]
+    if data.features.kind == "text":
+        window = data.features.shape[0]
+        text = data.arrays["text"]
+        labels = (
+            text[start + window : start + size + window]
+            if isinstance(positions, slice)
+            else text[positions + window]
+        )
+    else:
+        labels = data.arrays["y"][positions]
+    return np.bincount(labels, minlength=data.features.classes)
+
+
+def faults(data: FederatedData) -> list[str]:
+    """Look for labels and positions out of range; return a sentence for each fault."""
+    sentences = []
+    labels = data.arrays["text" if data.features.kind == "text" else "y"]
+    if labels.size and int(labels.max()) >= data.features.classes:
+        sentences.append(f"a label {int(labels.max())} is outside 0..{data.features.classes - 1}.")
+    top = _positions(data.features, data.arrays)
+    for name in ("train", "test"):
+        part = data.split(name)
+        ends = (part.start + part.size)[part.size > 0]
+        if ends.size and (part.start.min() < 0 or ends.max() > top):
+            sentences.append(f"{name} samples lie outside the {top} that are there.")
+    if "at" in data.arrays and data.arrays["at"].size:
+        rows = {n: a for n, a in data.arrays.items() if n != "at"}
+        at = data.arrays["at"]
+        if int(at.min()) < 0 or int(at.max()) >= _positions(data.features, rows):
+            sentences.append("the table of positions leads outside the data.")
+    return sentences
+
+
+def _positions(features: Features, arrays: dict[str, NDArray[np.generic]]) -> int:
+    """Return how many samples the arrays can hold."""
+    if "at" in arrays:
+        return len(arrays["at"])
+    if features.kind == "text":
+        return len(arrays["text"]) - features.shape[0]
+    return len(arrays["y"])

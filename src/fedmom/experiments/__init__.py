@@ -1,0 +1,1 @@
+"""Experiments: settings, the objects they mean, run folders, and many runs at once."""

@@ -1,0 +1,223 @@
+"""Settings -> the parts of an experiment: checked against each other, with nothing left open."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedmom import data as datasets
+from fedmom import models
+from fedmom.algorithms import build as algorithms
+from fedmom.algorithms import schedules
+from fedmom.algorithms.base import Algorithm
+from fedmom.algorithms.client import LocalWork, full_gradient
+from fedmom.core.errors import FedMomError
+from fedmom.core.registry import options
+from fedmom.core.types import Schedule
+from fedmom.data.federated import FederatedData
+from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig
+from fedmom.models.base import Model
+from fedmom.runtimes import RUNTIMES
+from fedmom.runtimes.base import Runtime, Workload
+from fedmom.training import PACES, SAMPLERS, diagnostics, loop
+from fedmom.training.loop import Record, State
+from fedmom.training.pace import Pace
+
+DEFAULT_MODEL = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
+LOCAL_WORK = ("local-steps", "local-epochs")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Settings with nothing left open, and the objects they stand for."""
+
+    config: RunConfig
+    data: FederatedData
+    model: Model
+    algorithm: Algorithm
+    work: LocalWork
+    pace: Pace
+    notes: tuple[str, ...]  # what the user should know before the run
+
+    def start(self) -> State:
+        """Return the state before the first round."""
+        return loop.start(self.model, self.algorithm, self.config.seed)
+
+    def runtime(self, work: LocalWork | None = None, **defaults: Any) -> Runtime:
+        """Return where the clients live.
+
+        Args:
+            work: Other local work than the run's own.
+            **defaults: Options of the runtime, where the settings do not give them.
+        """
+        workload = Workload(
+            self.data, self.model, work or self.work, self.algorithm, self.config.seed
+        )
+        runtime: Runtime = RUNTIMES.build(self.config.runtime, workload, **defaults)
+        return runtime
+
+    def train(
+        self, state: State, runtime: Runtime, rounds: int | None = None
+    ) -> Iterator[tuple[State, Record]]:
+        """Yield (state, record) after every round, until the run's last or another one."""
+        return loop.train(
+            state,
+            runtime,
+            self.algorithm,
+            pace=self.pace,
+            samples=self.data.train.size,
+            rounds=self.config.rounds if rounds is None else rounds,
+            seed=self.config.seed,
+            bad_replies=self.config.bad_replies,
+        )
+
+
+class Loaded(dict[str, FederatedData]):
+    """Datasets by their spec, each loaded once."""
+
+    def __missing__(self, spec: str) -> FederatedData:
+        self[spec] = datasets.load(spec)
+        return self[spec]
+
+
+def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what an algorithm has no use for, of settings that several share.
+
+    FedSGD has no local steps, and only some algorithms have momentum.
+    """
+    spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
+    foreign = set()
+    if algorithms.algorithm(spec).full_gradient:
+        foreign |= set(LOCAL_WORK)
+    if algorithms.default_of(spec, "momentum") is None:
+        foreign |= {"momentum"}
+    return {key: value for key, value in values.items() if key not in foreign}
+
+
+def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
+    """Load the data, fill in what was left open, and build the run's parts.
+
+    Args:
+        config: The settings.
+        data: The dataset, if it is loaded already.
+    """
+    _check_algorithm(config)
+    data = data or datasets.load(config.data)
+    if config.clients_per_round > data.clients:
+        raise FedMomError(
+            f"clients-per-round {config.clients_per_round} is more than the {data.clients}"
+            f" clients of {data.name}. Take at most {data.clients}."
+        )
+    config = _complete(config, data)
+    algorithm = algorithms.algorithm(
+        config.algorithm,
+        config.server_lr,
+        config.momentum,
+        config.average,
+        config.aggregate,
+        config.weighting,
+    )
+    work = _work(config, algorithm)
+    draw = SAMPLERS.build(config.sampler, data.train.size)
+    pace: Pace = PACES.build(config.pace, draw, config.clients_per_round)
+    _check_together(config, algorithm, pace)
+    if config.diagnostics and config.diagnostics_every is None:
+        every = diagnostics.plan(work, data.train.size, config.rounds)
+        config = config.model_copy(update={"diagnostics_every": every})
+    return Experiment(
+        config=config,
+        data=data,
+        model=models.build(config.model, data.features),
+        algorithm=algorithm,
+        work=work,
+        pace=pace,
+        notes=tuple(_eta_notes(config, data.clients)),
+    )
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    """Refuse settings that the algorithm does not have."""
+    if config.momentum is not None and algorithms.default_of(config.algorithm, "momentum") is None:
+        raise FedMomError(
+            f"{config.algorithm} has no momentum; leave momentum {config.momentum} out,"
+            " or take fedmom or fedavgm."
+        )
+    full = algorithms.algorithm(config.algorithm).full_gradient
+    if full and (config.local_steps or config.local_epochs):
+        raise FedMomError(
+            f"{config.algorithm} takes one step on all of a client's data; leave local-steps"
+            " and local-epochs out, or take fedavg."
+        )
+
+
+def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None:
+    """Refuse parts that make no sense together."""
+    if config.sampler.partition(":")[0] == "weighted" and config.weighting != "uniform":
+        raise FedMomError(
+            f"sampler weighted draws clients in proportion to their samples, so {config.weighting}"
+            " weights would count samples twice. Add --weighting uniform."
+        )
+    options(RUNTIMES.find(config.runtime), config.runtime)  # before the run has a folder
+    rule = algorithm.rule
+    comparable = algorithm.client is None and not algorithm.stages and not pace.keeps_late
+    if config.diagnostics and not (comparable and rule is not None and rule.needs == "sum"):
+        raise FedMomError(
+            "diagnostics compare the mean of plain updates with the gradient, in rounds that wait"
+            f" for all clients; algorithm {config.algorithm} with aggregate {config.aggregate} and"
+            f" pace {config.pace} is not such a case. Leave --diagnostics out."
+        )
+
+
+def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
+    """Fill in what follows from the data and the algorithm."""
+    filled: dict[str, Any] = {"data": str(datasets.locate(config.data))}
+    if config.momentum is None:
+        filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
+    if config.model == "auto":
+        filled["model"] = DEFAULT_MODEL[data.features.kind]
+    if config.server_lr == "auto":
+        filled["server_lr"] = _auto_server_lr(config, data.clients)
+    if algorithms.algorithm(config.algorithm).full_gradient:
+        filled["batch_size"] = "all"
+    elif config.local_steps is None and config.local_epochs is None:
+        filled["local_steps"] = DEFAULT_STEPS
+    return config.model_copy(update=filled)
+
+
+def _auto_server_lr(config: RunConfig, clients: int) -> float:
+    """Return the algorithm's own η if it has one, else the one that its weights ask for."""
+    own = algorithms.default_of(config.algorithm, "learning_rate")
+    if own is not None and own != 1.0:
+        return own
+    return clients / config.clients_per_round if config.weighting == "population" else 1.0
+
+
+def _work(config: RunConfig, algorithm: Algorithm) -> LocalWork:
+    lr = schedules.parse(config.lr)
+    if algorithm.full_gradient:
+        return full_gradient(lr)
+    return LocalWork(
+        lr=lr,
+        steps=None if config.local_steps is None else schedules.parse(config.local_steps),
+        epochs=None if config.local_epochs is None else schedules.parse(config.local_epochs),
+        batch_size=None if config.batch_size == "all" else int(config.batch_size),
+        batches=config.batches,
+        solver=algorithms.solver(config.solver),
+        prox=config.prox,
+    )
+
+
+def _eta_notes(config: RunConfig, clients: int) -> list[str]:
+    """Say when η leaves the paper's [1, K/M]. The adaptive methods scale g_t themselves."""
+    own = algorithms.default_of(config.algorithm, "learning_rate")
+    if config.weighting != "population" or own != 1.0:
+        return []
+    eta: float | Schedule = schedules.parse(config.server_lr)
+    top = clients / config.clients_per_round
+    ends = [schedules.at(eta, 0), schedules.at(eta, config.rounds - 1)]
+    outside = [e for e in ends if not 1 <= e <= top * (1 + 1e-9)]
+    if not outside:
+        return []
+    return [
+        f"server-lr {outside[0]:g} is outside [1, K/M] = [1, {top:g}], where the paper's theory"
+        " holds for population weights (docs/theory.md). `--server-lr auto` takes K/M."
+    ]

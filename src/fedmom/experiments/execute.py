@@ -1,0 +1,176 @@
+"""Running an experiment in its folder, or going on with one, until the last round."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from fedmom.core.errors import BadReplyError, DivergedError
+from fedmom.experiments.build import Experiment
+from fedmom.experiments.folder import EVALS, ROUNDS, Checkpoint, RunFolder
+from fedmom.experiments.results import Result
+from fedmom.runtimes.base import Runtime, Snapshot
+from fedmom.training.diagnostics import Diagnostics
+from fedmom.training.evaluation import evaluate
+from fedmom.training.loop import Record, State, broadcast_of, model_of
+
+SECONDS_BETWEEN_CHECKPOINTS = 10.0
+
+
+class Watcher(Protocol):
+    """Whoever looks on: a progress bar, a plain log, TensorBoard."""
+
+    def begin(self, experiment: Experiment, round_: int) -> None:
+        """A run starts, or goes on after so many rounds."""
+
+    def round(self, record: Record) -> None:
+        """A round is done."""
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        """An evaluation is done."""
+
+
+def execute(
+    folder: RunFolder,
+    experiment: Experiment,
+    watchers: Sequence[Watcher] = (),
+    **runtime_options: Any,
+) -> Result:
+    """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept.
+
+    Args:
+        folder: Where settings, logs and checkpoints are.
+        experiment: What to run.
+        watchers: Who is told of rounds and evaluations.
+        **runtime_options: Options of the runtime, where the settings do not give them.
+
+    Returns:
+        The result. A run that diverged is a result, too: its ``stop`` and ``why`` say so.
+    """
+    runtime = experiment.runtime(**runtime_options)
+    try:
+        with folder.locked():
+            return _Execution(folder, experiment, watchers, runtime).run()
+    finally:
+        runtime.close()
+
+
+class _Execution:
+    """One run, from its checkpoint to its end."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        watchers: Sequence[Watcher],
+        runtime: Runtime,
+    ) -> None:
+        self._folder, self._experiment, self._watchers = folder, experiment, watchers
+        self._runtime, self._config = runtime, experiment.config
+        self._diagnostics = _diagnostics(experiment, runtime)
+        self._rounds: list[dict[str, Any]] = []
+        self._evals: list[dict[str, Any]] = []
+        self._saved = -1
+        self._settled = True  # whether the state and the runtime are those of one round
+
+    def run(self) -> Result:
+        self._folder.forget_stop()
+        done = self._begin()
+        stop = ("", "")
+        saved_at = time.monotonic()
+        try:
+            watched = cast(Runtime, _Held(self._diagnostics or self._runtime))
+            for state, record in self._experiment.train(done, watched):
+                self._log(state, record)
+                due = state.round % self._config.eval_every == 0
+                if due or state.round == self._config.rounds:
+                    self._evaluate(state)
+                self._settled = False
+                self._runtime.commit()
+                done, self._settled = state, True
+                if due or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+                    self._save(done)
+                    saved_at = time.monotonic()
+        except (DivergedError, BadReplyError) as error:
+            self._folder.note_stop(error)
+            stop = self._folder.stop()
+        finally:
+            if self._settled:
+                self._save(done)
+        versions = self._folder.versions()
+        return Result(self._folder.path, self._config, self._evals, self._rounds, versions, *stop)
+
+    def _begin(self) -> State:
+        """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved."""
+        fresh = self._experiment.start()
+        saved = self._folder.restore(fresh)
+        self._rounds, self._evals = self._folder.rewind(saved.state.round if saved else None)
+        for watcher in self._watchers:
+            watcher.begin(self._experiment, saved.state.round if saved else 0)
+        if saved is None:
+            self._evaluate(fresh)
+            self._save(fresh)
+            return fresh
+        broadcast = broadcast_of(self._experiment.algorithm, saved.state)
+        self._runtime.restore(Snapshot(saved.runtime), broadcast)
+        self._saved = saved.state.round
+        return saved.state
+
+    def _log(self, state: State, record: Record) -> None:
+        row = record.row()
+        if self._diagnostics and (numbers := self._diagnostics.of(record, state.params)):
+            row["diagnostics"] = numbers
+        self._rounds.append(row)
+        self._folder.append(ROUNDS, [row])
+        for watcher in self._watchers:
+            watcher.round(record)
+
+    def _evaluate(self, state: State) -> None:
+        samples = self._config.eval_samples
+        budget = None if samples == "all" else int(samples)
+        model = model_of(self._experiment.algorithm, state)
+        rows = [
+            evaluate(self._runtime, model, split, budget).row(state.round, split)
+            for split in self._runtime.splits
+        ]
+        self._evals += rows
+        self._folder.append(EVALS, rows)
+        for watcher in self._watchers:
+            watcher.evaluated(rows)
+
+    def _save(self, state: State) -> None:
+        if state.round != self._saved:
+            self._folder.save(Checkpoint(state, self._runtime.snapshot().tensors))
+            self._saved = state.round
+
+
+class _Held:
+    """A runtime whose rounds count once the run has logged and evaluated them, not before.
+
+    Where the run is interrupted in between, the checkpoint is that of the round before, of the
+    clients as well as of the server.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def commit(self) -> None:
+        """Leave it to the run."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+
+def _diagnostics(experiment: Experiment, runtime: Runtime) -> Diagnostics | None:
+    """Return what takes notes of the clients, if that is asked for."""
+    config, rule = experiment.config, experiment.algorithm.rule
+    if config.diagnostics_every is None or rule is None:
+        return None
+    return Diagnostics(
+        runtime,
+        experiment.data,
+        experiment.model,
+        experiment.work,
+        every=config.diagnostics_every,
+        rule=rule,
+        seed=config.seed,
+    )

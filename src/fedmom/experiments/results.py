@@ -1,0 +1,247 @@
+"""The one type that reads a run: how far it came, why it stopped, curves and final numbers."""
+
+import json
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedmom.core.errors import FedMomError
+from fedmom.experiments.folder import EVALS, ROUNDS, RunFolder
+from fedmom.experiments.settings import RunConfig
+
+Points = list[tuple[int, float]]
+LISTS = ("compare.json", "sweep.json")
+# After the algorithm, these settings name a run first, if they differ.
+NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
+NOT_NAMING = ("seed", "tensorboard", "runtime")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that is finished, stopped or still going on.
+
+    Args:
+        path: Its folder.
+        config: Its settings.
+        evals: The lines of its evaluations, ``{"round", "split", "loss", "accuracy", ...}``.
+        rounds: The lines of its rounds.
+        versions: The versions that made it.
+        stop: "diverged" or "stopped" if it ended before its last round, else "".
+        why: The reason, a sentence.
+    """
+
+    path: Path
+    config: RunConfig
+    evals: Sequence[Mapping[str, Any]]
+    rounds: Sequence[Mapping[str, Any]] = ()
+    versions: Mapping[str, str] | None = None
+    stop: str = ""
+    why: str = ""
+
+    @property
+    def done(self) -> int:
+        """How many rounds are done."""
+        logged = self.rounds or self.evals
+        return int(logged[-1]["round"]) if logged else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done, the last evaluation included."""
+        return self.done >= self.config.rounds and not self.stop
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended because its numbers were no longer finite."""
+        return self.stop == "diverged"
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``diverged``, ``stopped`` or ``unfinished``."""
+        return "finished" if self.finished else self.stop or "unfinished"
+
+    def curve(self, split: str, key: str) -> Points:
+        """Return a curve of the evaluations as points (round, value)."""
+        return [(row["round"], row[key]) for row in self.evals if row["split"] == split]
+
+    def last(self, split: str, key: str) -> float | None:
+        """Return a number of the last evaluation, or None before the first."""
+        return next((r[key] for r in reversed(self.evals) if r["split"] == split), None)
+
+    def logged(self, key: str) -> Points:
+        """Return a curve of the rounds; a round without replies has no loss."""
+        return [(r["round"], r[key]) for r in self.rounds if r[key] is not None]
+
+    def diagnosed(self, name: str) -> Points:
+        """Return the curve of a diagnostic, at the rounds that have it."""
+        values = ((r["round"], (r.get("diagnostics") or {}).get(name)) for r in self.rounds)
+        return [(round_, value) for round_, value in values if value is not None]
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """Return the first evaluated round with at least this test accuracy; None: never."""
+        return next((r for r, a in self.curve("test", "accuracy") if a >= accuracy), None)
+
+    def best_accuracy(self) -> float:
+        """Return the best test accuracy on the way."""
+        return max((a for _, a in self.curve("test", "accuracy")), default=0.0)
+
+    def until(self, rounds: int) -> "Result":
+        """Return the run as it stood after so many rounds."""
+        evals = [row for row in self.evals if row["round"] <= rounds]
+        reached = any(row["round"] == rounds for row in evals)
+        stop, why = ("", "") if reached else (self.stop, self.why)
+        kept = [row for row in self.rounds if row["round"] <= rounds]
+        return replace(self, evals=evals, rounds=kept, stop=stop, why=why)
+
+    @property
+    def seconds(self) -> float:
+        """The time that rounds took, without evaluations."""
+        return float(sum(r["seconds"] for r in self.rounds))
+
+    @property
+    def megabytes(self) -> float:
+        """What was sent, both ways."""
+        return float(sum(r["bytes_up"] + r["bytes_down"] for r in self.rounds)) / 1e6
+
+    @property
+    def changed(self) -> float:
+        """When the folder had news, in seconds as the system counts them."""
+        files = (self.path / name for name in ("config.toml", ROUNDS, EVALS))
+        return max(file.stat().st_mtime for file in files if file.exists())
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings as texts, without the seed."""
+        values = self.config.model_dump(by_alias=True, exclude_none=True)
+        return {k: _text(v) for k, v in values.items() if k not in NOT_NAMING}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed, shown as one."""
+
+    label: str
+    runs: Sequence[Result]
+
+    def best(self) -> float:
+        """Return the best test accuracy on the way that all seeds get to."""
+        return min(run.best_accuracy() for run in self.runs)
+
+    def rounds_to(self, accuracy: float) -> float | None:
+        """Return the rounds to a test accuracy, a mean over seeds; None if one never gets there."""
+        reached = [r for run in self.runs if (r := run.rounds_to(accuracy)) is not None]
+        return statistics.fmean(reached) if len(reached) == len(self.runs) else None
+
+
+def read(path: Path) -> Result:
+    """Read the run in a folder."""
+    folder = RunFolder.open(path)
+    try:
+        config = folder.settings()
+    except FedMomError as error:
+        raise FedMomError(f"{path / 'config.toml'}: {error}") from None
+    evals, rounds = folder.rows(EVALS), folder.rows(ROUNDS)
+    return Result(path, config, evals, rounds, folder.versions(), *folder.stop())
+
+
+def find(folders: Iterable[Path]) -> list[Result]:
+    """Read the runs in folders of runs, comparisons and sweeps, each once."""
+    paths = [path for folder in folders for path in _runs_in(folder)]
+    each = {path.resolve(): path for path in paths}
+    return [read(path) for path in each.values()]
+
+
+def group_by_seed(results: Sequence[Result]) -> list[Group]:
+    """Return runs in groups, each with a name of its own. Repeated seeds are shown apart."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    for run in results:
+        settings = json.dumps(run.settings())
+        times = seen[settings, run.config.seed]
+        seen[settings, run.config.seed] += 1
+        groups.setdefault((settings, times), []).append(run)
+    labels = _labels([runs[0].settings() for runs in groups.values()])
+    return [Group(label, runs) for label, runs in zip(labels, groups.values(), strict=True)]
+
+
+def as_groups(results: Mapping[str, Result]) -> list[Group]:
+    """Return every run as a group of its own, by label; those that stopped early are marked."""
+    return [
+        Group(f"{label} ({run.stop})" if run.stop else label, [run])
+        for label, run in results.items()
+    ]
+
+
+def target(groups: Sequence[Group]) -> float:
+    """Return the best test accuracy of the runner-up: what shows who was faster."""
+    best = sorted((group.best() for group in groups), reverse=True)
+    return best[min(1, len(best) - 1)]
+
+
+def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Return what all have in common, and the names of what differs."""
+    names = dict.fromkeys(name for each in values for name in each)
+    common = {n: values[0][n] for n in names if len({v.get(n) for v in values}) == 1}
+    return common, [name for name in names if name not in common]
+
+
+def read_names(file: Path) -> list[str]:
+    """Return the names of the runs of a comparison or sweep."""
+    try:
+        names = json.loads(file.read_bytes())
+        return [os.fspath(Path(name)) for name in names]
+    except (ValueError, TypeError):
+        raise FedMomError(f"{file} is damaged: it must hold a list of names.") from None
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise FedMomError(f"There is no folder {folder}. Give the folder of a run, or of several.")
+    if (folder / "config.toml").is_file():
+        return [folder]
+    for name in LISTS:
+        if (folder / name).is_file():
+            return [folder / run for run in read_names(folder / name)]
+    below = sorted(file.parent for file in folder.glob("*/config.toml"))
+    if not below:
+        raise FedMomError(
+            f"{folder} holds no run: there is no config.toml in it or in the folders below it."
+            " Give a folder that fedmom run, compare or sweep has made."
+        )
+    return below
+
+
+def _labels(groups: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the algorithms, each with as many settings as it takes to tell the groups apart."""
+    labels = [group["algorithm"] for group in groups]
+    for name in dict.fromkeys([*NAMING, *(n for group in groups for n in group)]):
+        alike: dict[str, set[str | None]] = {}
+        for label, group in zip(labels, groups, strict=True):
+            alike.setdefault(label, set()).add(group.get(name))
+        labels = [
+            label if len(alike[label]) == 1 else f"{label}, {_said(name, group.get(name))}"
+            for label, group in zip(labels, groups, strict=True)
+        ]
+        if len(set(labels)) == len(labels):
+            break
+    times: Counter[str] = Counter()
+    for place, label in enumerate(labels):
+        times[label] += 1
+        labels[place] = label if times[label] == 1 else f"{label} ({times[label]})"
+    return labels
+
+
+def _said(name: str, value: str | None) -> str:
+    if value is None:
+        return f"no {name}"
+    if name == "data":  # a path is long, and its end says most
+        return Path(value).name
+    return f"{name} {value}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,242 @@
+"""A run's settings: the schema, read from TOML or options and checked."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fedmom.algorithms import ALGORITHMS, SOLVERS
+from fedmom.core.errors import FedMomError
+from fedmom.core.registry import Registry
+from fedmom.core.types import Weighting
+from fedmom.runtimes import RUNTIMES
+from fedmom.training import PACES, SAMPLERS
+
+DEFAULT_STEPS = 10
+
+
+def _number_or_schedule(value: Any) -> Any:
+    """Accept a number greater than 0, or a schedule such as exponential:start=1,rate=0.99."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        from fedmom.algorithms import schedules  # loads JAX, which plain numbers do not need
+
+        schedules.parse(str(value))
+        return str(value)
+    if not 0 < number < math.inf:
+        raise FedMomError("must be a number greater than 0, or a schedule over rounds")
+    return number
+
+
+def _rate_or_auto(value: Any) -> Any:
+    return value if value in (None, "auto") else _number_or_schedule(value)
+
+
+def _whole_or_schedule(value: Any) -> Any:
+    value = value if value is None else _number_or_schedule(value)
+    if isinstance(value, float) and value != int(value):
+        raise FedMomError("must be a whole number of 1 or more, or a schedule over rounds")
+    return int(value) if isinstance(value, float) else value
+
+
+def _optional_number_or_schedule(value: Any) -> Any:
+    return value if value is None else _number_or_schedule(value)
+
+
+def _count_or_all(value: Any) -> Any:
+    if value == "all":
+        return value
+    try:
+        count = int(str(value))
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise FedMomError("must be a whole number of 1 or more, or all")
+    return count
+
+
+def _known(table: Registry) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        table.check(str(value))
+        return value
+
+    return BeforeValidator(check)
+
+
+Rate = Annotated[float | str, BeforeValidator(_number_or_schedule)]
+OptionalRate = Annotated[float | str | None, BeforeValidator(_optional_number_or_schedule)]
+OptionalCount = Annotated[int | str | None, BeforeValidator(_whole_or_schedule)]
+RateOrAuto = Annotated[float | str, BeforeValidator(_rate_or_auto)]
+CountOrAll = Annotated[int | str, BeforeValidator(_count_or_all)]
+
+
+def kebab(name: str) -> str:
+    """Return a setting's name as it is written on the command line and in files."""
+    return name.replace("_", "-")
+
+
+class RunConfig(BaseModel):
+    """All settings of a run, under the names of the command line."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab,
+        validate_by_name=True,
+        validate_by_alias=True,
+        allow_inf_nan=False,
+    )
+
+    data: str = Field(
+        "shakespeare",
+        description="Dataset: a name with options, or a path (packed store, LEAF folder, .npz,"
+        " idx files, Gutenberg text).",
+    )
+    model: str = Field(
+        "auto", description="Model, with options; auto takes one that fits the data."
+    )
+    algorithm: Annotated[str, _known(ALGORITHMS)] = Field(
+        "fedmom", description="Algorithm, with options; `fedmom list` tells what each one does."
+    )
+    rounds: int = Field(100, ge=1, description="Communication rounds, T.")
+    clients_per_round: int = Field(2, ge=1, description="Clients in a round, M.")
+    batch_size: CountOrAll = Field(10, description="Samples in a local batch, B, or all.")
+    local_steps: OptionalCount = Field(
+        None, description=f"Local steps in a round, H [default: {DEFAULT_STEPS}]."
+    )
+    local_epochs: OptionalRate = Field(
+        None, description="Local passes over the client's data, instead of local steps."
+    )
+    batches: Literal["random", "shuffled"] | None = Field(
+        None,
+        description="Batches drawn with replacement, or shuffled epochs"
+        " [default: random for steps, shuffled for epochs].",
+    )
+    solver: Annotated[str, _known(SOLVERS)] = Field(
+        "sgd", description="Client optimizer, with options, such as sgd:momentum=0.9 or adam."
+    )
+    lr: Rate = Field(0.1, description="Local step size γ: a number or a schedule over rounds.")
+    prox: float = Field(0.0, ge=0, description="FedProx's μ: pull towards the server's model.")
+    server_lr: RateOrAuto = Field(
+        "auto",
+        description="Server step size η: a number, a schedule, or auto"
+        " (K/M for population weights, else 1; 0.01 for the adaptive algorithms).",
+    )
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="Server momentum β, in [0, 1) [default: 0.9]."
+    )
+    weighting: Weighting = Field(
+        "population",
+        description="Weights of the updates: n_k over all clients' samples (the paper's),"
+        " over the cohort's, or 1/M.",
+    )
+    average: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Evaluate an exponential moving average of the models with this decay; 0.99"
+        " averages about the last 100 rounds [default: no average].",
+    )
+    aggregate: str = Field(
+        "mean",
+        description="How updates are combined: stages and a rule, joined by +, such as"
+        " clip:norm=1+mean or trimmed_mean:share=0.1.",
+    )
+    sampler: Annotated[str, _known(SAMPLERS)] = Field(
+        "uniform", description="How cohorts are drawn: uniform, poisson or weighted."
+    )
+    pace: Annotated[str, _known(PACES)] = Field(
+        "synchronous",
+        description="Whom to ask and when to step: synchronous, over_selected:extra=0.3 or"
+        " buffered:in_flight=40.",
+    )
+    runtime: Annotated[str, _known(RUNTIMES)] = Field(
+        "local", description="Where clients run, with options, such as local:workers=2."
+    )
+    bad_replies: Literal["stop", "skip"] = Field(
+        "stop", description="A reply that cannot be used stops the run, or is left out."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the cohorts, batches and model.")
+    eval_every: int = Field(10, ge=1, description="Rounds between evaluations.")
+    eval_samples: CountOrAll = Field(
+        10_000,
+        description="Samples per evaluation and split, spread over all clients; all: every one.",
+    )
+    tensorboard: bool = Field(False, description="Also write TensorBoard files (an extra).")
+    diagnostics: bool = Field(
+        False,
+        description="Also log alignment with the full gradient, client drift, dissimilarity and"
+        " effective step (docs/runs.md).",
+    )
+    diagnostics_every: int | None = Field(
+        None,
+        ge=1,
+        description="Rounds between diagnostics [default: at least 15, and such that they cost"
+        " about 5 % of the run].",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_booleans(cls, values: Any) -> Any:
+        """Refuse `rounds = true`, which would count as 1."""
+        flags = {name for name, field in cls.model_fields.items() if field.annotation is bool}
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool) and key.replace("-", "_") not in flags:
+                raise FedMomError(f"{kebab(key)} = {str(value).lower()} is not a value for it")
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise FedMomError(
+                f"local-steps {self.local_steps} and local-epochs {self.local_epochs} are both"
+                " given; local work is measured in one of them. Leave one out"
+            )
+        if self.diagnostics_every is not None and not self.diagnostics:
+            raise FedMomError(
+                f"diagnostics-every {self.diagnostics_every} is given, but no diagnostics are"
+                " asked for. Add --diagnostics (diagnostics = true), or leave it out"
+            )
+        return self
+
+    def toml(self) -> str:
+        """Return the settings as TOML that ``read`` gives back unchanged."""
+        return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
+
+
+def parse(values: Mapping[str, Any]) -> RunConfig:
+    """Check settings given by name; raise one sentence for the first thing that is wrong."""
+    try:
+        return RunConfig.model_validate(dict(values))
+    except ValidationError as error:
+        raise FedMomError(_sentence(error)) from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedMomError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = kebab(str(first["loc"][0])) if first["loc"] else ""
+    known = [kebab(name) for name in RunConfig.model_fields]
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"There is no setting {key!r}.{hint} Settings: {', '.join(known)}."
+    text = first["msg"].removeprefix("Value error, ").removesuffix(".")
+    if not key:
+        return f"{text}."
+    return f"{key} = {first['input']!r}: {text[0].lower() + text[1:]}."

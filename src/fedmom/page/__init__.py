@@ -1,6 +1,0 @@
-"""One self-contained HTML page: words, figures, tables, verdicts, settings; also served live."""
-
-from fedmom.page.build import write_page
-from fedmom.page.sections import Part, Section, Settings, Status, Verdict, Words
-
-__all__ = ["Part", "Section", "Settings", "Status", "Verdict", "Words", "write_page"]

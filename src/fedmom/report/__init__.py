@@ -1,0 +1,1 @@
+"""Results shown to people: tables, charts, printed figures and HTML pages."""

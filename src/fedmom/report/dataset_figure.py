@@ -1,0 +1,142 @@
+"""A dataset in figures: how unequal its clients are (the paper's Figure 2), and its samples."""
+
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.data.federated import FederatedData
+from fedmom.data.sources.shakespeare import SYMBOLS
+from fedmom.data.statistics import counts, label_mix, statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, RED = "#0072B2", "#D55E00"
+CLIENTS_SHOWN, SAMPLES_SHOWN = 8, 14
+
+
+def show(data: FederatedData, folder: Path) -> list[Path]:
+    """Draw the population and a page of samples as PNG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"population": _population(data)}
+    if data.features.kind in ("image", "text"):
+        figures["samples"] = _samples(data)
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=140)
+    return paths
+
+
+def _figure(width: float, height: float) -> "Figure":
+    # Imported here: drawing takes a second to load that a run need not wait for.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _population(data: FederatedData) -> "Figure":
+    """Samples per client, sorted and as a histogram, and the label mix of clients."""
+    figure = _figure(14, 4.6)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.5))
+    sizes, row = np.sort(counts(data))[::-1], statistics(data)
+    left.fill_between(np.arange(1, len(sizes) + 1), sizes, step="mid", color=BLUE, alpha=0.8)
+    left.axhline(row.mean, color=RED, linewidth=1.5, label=f"mean {row.mean:,.1f}")
+    left.set(xlabel="clients, largest first", ylabel="samples", ylim=(0, None))
+    left.set_title("Unbalance: samples per client", loc="left", fontsize=11)
+    left.legend(frameon=False)
+    middle.hist(sizes, bins=min(40, max(5, len(sizes) // 4)), color=BLUE, alpha=0.8)
+    middle.set(xlabel="samples", ylabel="clients")
+    middle.set_title(f"std {row.std:,.1f}, {sizes[-1]:,} to {sizes[0]:,}", loc="left", fontsize=11)
+    _label_mixes(right, data)
+    for axis in (left, middle):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    title = f"{data.name}: {row.samples:,} samples of {row.clients:,} clients"
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def _label_mixes(axis: Any, data: FederatedData) -> None:
+    """Draw each client's share of every label, for clients spread over the population."""
+    shown = _spread(data, 40)
+    mixes = np.array([label_mix(data, k) for k in shown], float)
+    used = np.flatnonzero(mixes.sum(axis=0))
+    shares = mixes[:, used] / mixes.sum(axis=1, keepdims=True)
+    axis.imshow(np.sqrt(shares), aspect="auto", cmap="Blues", interpolation="nearest")
+    names = _label_names(data)
+    axis.set_xticks(range(len(used)), [names[i] for i in used], fontsize=6 if len(used) > 30 else 9)
+    axis.set(xlabel="label", ylabel=f"{len(shown)} clients")
+    axis.set_title("Heterogeneity: share of each label (darker is more)", loc="left", fontsize=11)
+
+
+def _samples(data: FederatedData) -> "Figure":
+    return _image_page(data) if data.features.kind == "image" else _text_page(data)
+
+
+def _image_page(data: FederatedData) -> "Figure":
+    """One client a row, some of its samples in it."""
+    shown = _spread(data, CLIENTS_SHOWN)
+    figure = _figure(SAMPLES_SHOWN * 0.75, len(shown) * 0.95 + 0.6)
+    axes = figure.subplots(len(shown), SAMPLES_SHOWN, squeeze=False)
+    names = _label_names(data)
+    for line, k in zip(axes, shown, strict=True):
+        x, y = _some(data, k, SAMPLES_SHOWN)
+        for axis in line:
+            axis.axis("off")
+        for axis, image, label in zip(line, x, y, strict=False):
+            axis.imshow(image, cmap=None if image.ndim == 3 else "gray", vmin=0, vmax=1)
+            axis.set_title(names[int(label)], fontsize=8, color=RED, pad=1.5)
+        line[0].text(0, -0.08, data.users[k], transform=line[0].transAxes, fontsize=7, va="top")
+    figure.suptitle(f"{data.name}: a client per row", x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def _text_page(data: FederatedData) -> "Figure":
+    """A few windows of each client, with the character to predict."""
+    shown = _spread(data, CLIENTS_SHOWN)
+    figure = _figure(7.2, len(shown) * 0.85 + 0.6)
+    axis = figure.subplots()
+    axis.axis("off")
+    for place, k in enumerate(shown):
+        y = 1 - place / len(shown)
+        axis.text(0, y, data.users[k], fontsize=9, color=BLUE, va="top", weight="bold")
+        x, labels = _some(data, k, 2)
+        for line, (window, label) in enumerate(zip(x, labels, strict=True), 1):
+            words = "".join(SYMBOLS[int(s)] for s in window)
+            text = f"{words} > {SYMBOLS[int(label)]!r}".replace("$", r"\$")
+            axis.text(0.01, y - 0.03 * line, text, fontsize=8, family="monospace", va="top")
+    figure.suptitle(f"{data.name}: 80 characters > the next", x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def _some(data: FederatedData, client: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read training samples spread evenly over a client's."""
+    import jax.numpy as jnp  # slow to import, as is all that reads batches
+
+    from fedmom.data.batches import reader
+
+    start, size = int(data.train.start[client]), int(data.train.size[client])
+    places = start + np.arange(min(size, count)) * size // min(size, count)
+    x, y = reader(data.features)(data.arrays, jnp.asarray(places))
+    return np.asarray(x), np.asarray(y)
+
+
+def _spread(data: FederatedData, count: int) -> list[int]:
+    """Return clients spread evenly over the population."""
+    return [int(k) for k in np.unique(np.linspace(0, data.clients - 1, count).astype(int))]
+
+
+def _label_names(data: FederatedData) -> list[str]:
+    classes = data.features.classes
+    if data.features.kind == "text":
+        return ["␣" if s == " " else repr(s)[1:-1] for s in SYMBOLS]
+    if data.features.kind == "image" and classes == 62:
+        return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+    return [str(i) for i in range(classes)]

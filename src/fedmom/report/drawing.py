@@ -1,0 +1,183 @@
+"""Charts -> image files for print, at the size of a paper's page."""
+
+import io
+import itertools
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmom.core.files import write_atomic
+from fedmom.report import palette
+from fedmom.report.charts import Area, Bars, Chart, Figure, Heat, Line
+
+if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait for
+    from matplotlib.figure import Figure as Image
+
+FORMATS = ("png", "svg", "pdf")
+PANEL_INCHES = (2.5, 2.05)
+TITLE_LETTERS = 36  # that fit above a panel
+LEGEND_LINES, LINE_INCHES = (
+    2,
+    0.17,
+)  # lines of a legend that a figure has room for, and their height
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 8,
+    "figure.titlesize": 9.5,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#555555",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "pdf.fonttype": 42,  # letters stay letters, which journals ask for
+    "svg.hashsalt": "fedmom",  # the same figure is the same file
+}
+# Without the dates: the same figure is the same file.
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
+    """Draw a figure; ``colours`` are those of the page it belongs to, by default its own."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Image
+
+    colours = colours or palette.assign([figure])
+    columns = figure.across
+    rows = -(-len(figure.charts) // columns)
+    with matplotlib.rc_context(STYLE):
+        width, height = PANEL_INCHES
+        single = 1.35 if columns == 1 else 1.0
+        image = Image((columns * width * single, rows * height + 0.5), layout="constrained")
+        FigureCanvasAgg(image)
+        panels = list(image.subplots(rows, columns, squeeze=False).flat)
+        handles: dict[str, Any] = {}
+        for axes, chart in zip(panels, figure.charts, strict=False):
+            handles |= _draw_chart(axes, chart, colours)
+        for axes in panels[len(figure.charts) :]:
+            axes.set_axis_off()
+        if figure.title:
+            image.suptitle(_plain(figure.title), x=0.01, ha="left", fontweight="bold")
+        if len(handles) > 1:
+            _draw_legend(image, handles, columns)
+    return image
+
+
+def save(
+    figure: Figure,
+    folder: Path,
+    formats: Sequence[str] = FORMATS,
+    colours: Mapping[str, int] | None = None,
+) -> list[Path]:
+    """Write the figure as ``<name>.png`` and so on; return the paths."""
+    import matplotlib
+
+    image = draw(figure, colours)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind in formats:
+        content = io.BytesIO()
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+            # A letter that the font lacks is drawn as a box; nothing to tell the user.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            image.savefig(content, format=kind, dpi=300, metadata=METADATA.get(kind))
+        paths.append(folder / f"{figure.name}.{kind}")
+        write_atomic(paths[-1], content.getvalue())
+    return paths
+
+
+def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str, Any]:
+    """Draw one pair of axes; return the legend's handles by label."""
+    handles: dict[str, Any] = {}
+    bars = [m for m in chart.marks if isinstance(m, Bars)]
+    for mark in chart.marks:
+        if isinstance(mark, Heat):
+            _draw_heat(axes, mark)
+            continue
+        number = colours[mark.label]
+        colour = palette.LIGHT[number % len(palette.LIGHT)]
+        if isinstance(mark, Line):
+            handle = _draw_line(axes, mark, number, colour)
+        elif isinstance(mark, Area):
+            handle = axes.fill_between(
+                mark.x, mark.low, mark.high, color=colour, alpha=0.25, linewidth=0
+            )
+        else:
+            handle = _draw_bars(axes, mark, bars.index(mark), len(bars), colour)
+        handles[mark.label] = handle
+    if chart.log_x:
+        axes.set_xscale("log")
+    if chart.log_y:
+        axes.set_yscale("log")
+    axes.set_title(textwrap.fill(_plain(chart.title), TITLE_LETTERS), loc="left")
+    axes.set_xlabel(_plain(chart.x))
+    axes.set_ylabel(_plain(chart.y))
+    if not any(isinstance(m, Heat) for m in chart.marks):
+        axes.grid(axis="y" if bars else "both")
+    axes.margins(x=0.02)
+    return handles
+
+
+def _draw_line(axes: Any, line: Line, number: int, colour: str) -> Any:
+    dash = DASHES[1] if line.dashed else DASHES[number // len(palette.LIGHT) % len(DASHES)]
+    if line.low is not None and line.high is not None:
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+    marker = {"marker": "o", "markersize": 3.5} if line.markers or len(line.x) == 1 else {}
+    (handle,) = axes.plot(line.x, line.y, color=colour, linewidth=1.3, linestyle=dash, **marker)
+    return handle
+
+
+def _draw_bars(axes: Any, bars: Bars, place: int, count: int, colour: str) -> Any:
+    """Draw one of ``count`` sets of bars, side by side at each place."""
+    names = [x for x in bars.x if isinstance(x, str)]
+    if names:
+        centres = [float(i) for i in range(len(names))]
+        axes.set_xticks(centres, [_plain(n) for n in names])
+    else:
+        centres = [float(x) for x in bars.x]
+    ordered = sorted(set(centres))
+    gap = min((b - a for a, b in itertools.pairwise(ordered)), default=1.0)
+    width = 0.85 * gap / count
+    left = [c + width * (place - (count - 1) / 2) for c in centres]
+    return axes.bar(left, bars.height, width, color=colour)
+
+
+def _draw_heat(axes: Any, heat: Heat) -> None:
+    shades = axes.imshow(heat.shades, cmap="cividis", aspect="auto")
+    axes.set_xticks(range(len(heat.columns)), [_plain(c) for c in heat.columns])
+    axes.set_yticks(range(len(heat.rows)), [_plain(r) for r in heat.rows])
+    axes.figure.colorbar(shades, ax=axes, label=_plain(heat.label))
+
+
+def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:
+    """One legend for all panels, below them: equal labels look alike in each."""
+    longest = max(len(label) for label in handles)
+    fitting = max(1, int(columns * PANEL_INCHES[0] * 14 / (longest + 6)))
+    lines = -(-len(handles) // fitting)
+    # A legend of many lines would leave the panels no room.
+    image.set_figheight(image.get_figheight() + LINE_INCHES * max(0, lines - LEGEND_LINES))
+    image.legend(
+        list(handles.values()),
+        [_plain(label) for label in handles],
+        loc="outside lower center",
+        ncols=min(len(handles), fitting),
+        frameon=False,
+    )
+
+
+def _plain(text: str) -> str:
+    """Return text that matplotlib takes as it is: no formula, and no name it would hide."""
+    shown = text.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown

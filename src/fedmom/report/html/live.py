@@ -1,0 +1,119 @@
+"""The page of a run that goes on, served to browsers on this machine only."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from fedmom.core.errors import FedMomError
+from fedmom.report.html.build import content, render, to_json
+from fedmom.report.html.sections import Section
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+USUAL_PORT = 8477
+# Reading the logs of a large sweep takes time; looking on must not slow training down.
+SECONDS_KEPT = 1.0
+SHARE_OF_TIME = 0.1
+
+
+@dataclass(frozen=True)
+class View:
+    """The page at one moment, and how the run is getting on: a word and a sentence."""
+
+    title: str
+    about: str
+    sections: Sequence[Section]
+    state: str
+    text: str
+
+
+class Source:
+    """Looks at the run when asked, but not more often than is cheap; all who ask share it."""
+
+    def __init__(self, look: Callable[[], View]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._view: View | None = None
+        self._kept_until = 0.0
+
+    def view(self) -> View:
+        """Return the page as it was a moment ago."""
+        with self._lock:
+            began = time.monotonic()
+            if self._view is None or began >= self._kept_until:
+                self._view = self._look()
+                took = time.monotonic() - began
+                self._kept_until = began + max(SECONDS_KEPT, took / SHARE_OF_TIME)
+            return self._view
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page, and its news as JSON, until it is shut down."""
+
+    daemon_threads = True
+
+    def __init__(self, look: Callable[[], View], port: int) -> None:
+        self.source = Source(look)
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """The address to open in a browser."""
+        return f"http://{HOST}:{self.server_port}/"
+
+
+def open_server(look: Callable[[], View], port: int | None) -> PageServer:
+    """Return a server at the port, or, if none is named, at the usual one or any free one."""
+    try:
+        return PageServer(look, USUAL_PORT if port is None else port)
+    except (OSError, OverflowError) as error:
+        if port is not None:
+            raise FedMomError(
+                f"--port {port} cannot be used ({error}). Choose another, or leave it out."
+            ) from None
+        return PageServer(look, 0)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+
+    def do_GET(self) -> None:
+        # A page elsewhere can point a name of its own to this machine; it is not let in.
+        if self.headers.get("Host", "").partition(":")[0].lower() not in NAMES:
+            self.send_error(403, "Only for browsers on this machine")
+            return
+        path = self.path.partition("?")[0]
+        if path == "/":
+            self._answer("text/html; charset=utf-8", self._page())
+        elif path == "/data.json":
+            self._answer("application/json", self._news())
+        else:
+            self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: a line every two seconds helps nobody."""
+
+    def _page(self) -> bytes:
+        view = self.server.source.view()
+        return render(view.title, view.sections, view.about, live=True)
+
+    def _news(self) -> bytes:
+        try:
+            view = self.server.source.view()
+        except FedMomError as error:  # the folder is gone, say
+            return to_json({"state": "lost", "text": str(error)})
+        return to_json({"state": view.state, "text": view.text, **content(view.sections)})
+
+    def _answer(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except ConnectionError:
+            self.close_connection = True  # the browser went away

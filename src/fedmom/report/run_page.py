@@ -1,0 +1,193 @@
+"""Results -> the page of a report: numbers, curves, settings, versions."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedmom.experiments.results import (
+    Group,
+    Result,
+    common_settings,
+    find,
+    group_by_seed,
+    target,
+)
+from fedmom.report import curves, drawing, palette, tables
+from fedmom.report.charts import Figure, Grid
+from fedmom.report.html import Part, Section, Settings, Words, write_page
+from fedmom.report.html.live import View
+
+SECONDS_TO_WORRY = 30.0
+EARLY = ("diverged", "stopped", "unfinished")  # the statuses of runs that are not whole
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A page about runs, and its first figure, which a comparison shows alone."""
+
+    title: str
+    about: str
+    sections: Sequence[Section]
+    evaluations: Figure
+
+    def figures(self) -> list[Figure]:
+        """Return the page's figures."""
+        return [part for s in self.sections for part in s.parts if isinstance(part, Figure)]
+
+
+def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
+    """Return the page about runs.
+
+    Args:
+        results: The runs.
+        goal: The test accuracy to count rounds to; by default the runner-up's best.
+    """
+    groups = group_by_seed(results)
+    evaluations, diagnostics = curves.evaluations(groups), curves.diagnostics(groups)
+    sections = [
+        Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
+        Section("Evaluations", [evaluations]),
+        Section("Rounds", [curves.rounds(groups)]),
+        *([Section("Diagnostics", [diagnostics])] if diagnostics else []),
+        Section("Settings", _settings(groups)),
+    ]
+    return Overview(*_headline(groups), sections, evaluations)
+
+
+def write(view: Overview, path: Path) -> Path:
+    """Write the page; return its path."""
+    return write_page(path, view.title, view.sections, view.about)
+
+
+def print_figures(view: Overview, page: Path) -> Iterator[list[Path]]:
+    """Write the page's figures beside it as PNG, SVG and PDF, one after another."""
+    figures = view.figures()
+    colours = palette.assign(figures)
+    for figure in figures:
+        named = replace(figure, name=f"{page.stem}-{figure.name}")
+        yield drawing.save(named, page.parent, colours=colours)
+
+
+def write_comparison(folder: Path, results: Sequence[Result], title: str) -> tuple[Path, Path]:
+    """Write the figure and the page of a comparison into its folder; return their paths."""
+    view = overview(results)
+    figure = replace(view.evaluations, name="compare", title=title)
+    (image,) = drawing.save(figure, folder, ("png",))
+    return image, write(view, folder / "compare.html")
+
+
+def live_view(folder: Path) -> View:
+    """Return the page about the runs in a folder as they are now."""
+    results = find([folder])
+    view = overview(results)
+    return View(view.title, view.about, view.sections, *progress(results, folder))
+
+
+def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
+    """Return a word for how runs are getting on, and a sentence."""
+    rounds = sum(run.done for run in results)
+    early = _counts(results, ("diverged", "stopped"))
+    if not any(run.status == "unfinished" for run in results):
+        ended = ", ".join([_count(len(results), "run"), _count(rounds, "round"), *early])
+        return "finished", f"Finished: {ended}."
+    # A run that diverged has no more rounds to come.
+    total = sum(run.done if run.stop else run.config.rounds for run in results)
+    place = f"{rounds} of {_count(total, 'round')}"
+    if len(results) > 1:
+        finished = sum(run.finished for run in results)
+        place = ", ".join([place, f"{finished} of {len(results)} runs finished", *early])
+    silent = time.time() - max(run.changed for run in results)
+    longest = max((row["seconds"] for run in results for row in run.rounds), default=0.0)
+    if silent > max(SECONDS_TO_WORRY, 5 * longest):
+        return "waiting", (
+            f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped, go on"
+            f" with: fedmom resume {folder}"
+        )
+    return "running", f"Running: {place}." if rounds else "Started: no round is done yet."
+
+
+def _counts(results: Sequence[Result], statuses: Sequence[str]) -> list[str]:
+    """Return texts such as "2 diverged", for the statuses that runs have."""
+    counts = ((sum(run.status == status for run in results), status) for status in statuses)
+    return [f"{count} {status}" for count, status in counts if count]
+
+
+def _headline(groups: Sequence[Group]) -> tuple[str, str]:
+    """Return the title, and the line below it."""
+    common, _ = common_settings([group.runs[0].settings() for group in groups])
+    data = Path(common["data"]).name if "data" in common else "several datasets"
+    title = f"{common.get('model', 'several models')} on {data}"
+    runs = sum(len(group.runs) for group in groups)
+    if len(groups) == 1:
+        return f"{groups[0].label}: {title}", _count(runs, "run")
+    if runs > len(groups):
+        return title, f"{runs} runs with {len(groups)} different settings"
+    return title, f"{runs} runs, one seed each"
+
+
+def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
+    sentences = [
+        tables.verdict(groups, goal) if len(groups) > 1 else "",
+        *(_early(groups, status) for status in EARLY),
+    ]
+    # Words come even if there are none: a live page stays as it is while its parts are the same.
+    words = Words("\n\n".join(sentence for sentence in sentences if sentence))
+    return [words, tables.grid(groups, goal)]
+
+
+def _early(groups: Sequence[Group], status: str) -> str:
+    """Say how far the runs of a status came; nothing if there are none."""
+    runs = [
+        f"{group.label}{_seed(run, group)}: {run.done} of {run.config.rounds} rounds{_why(run)}"
+        for group in groups
+        for run in group.runs
+        if run.status == status
+    ]
+    return f"{status.capitalize()}: {'; '.join(runs)}." if runs else ""
+
+
+def _seed(run: Result, group: Group) -> str:
+    return f", seed {run.config.seed}" if len(group.runs) > 1 else ""
+
+
+def _why(run: Result) -> str:
+    """Return the reason in parentheses; the advice in the sentences after it is left out."""
+    reason = run.why.partition(". ")[0].removesuffix(".")
+    return f" ({reason})" if reason else ""
+
+
+def _settings(groups: Sequence[Group]) -> list[Part]:
+    runs = [(group.label, run) for group in groups for run in group.runs]
+    places = [[label, str(run.config.seed), _rounds(run), str(run.path)] for label, run in runs]
+    return [
+        *_compared("settings", "Settings", [(g.label, g.runs[0].settings()) for g in groups]),
+        *_compared("versions", "Versions", [(label, run.versions or {}) for label, run in runs]),
+        Grid("runs", "Runs", ("run", "seed", "rounds", "folder"), places),
+    ]
+
+
+def _rounds(run: Result) -> str:
+    return str(run.done) if run.finished else f"{run.done} of {run.config.rounds}, {run.status}"
+
+
+def _compared(name: str, title: str, values: Sequence[tuple[str, Mapping[str, str]]]) -> list[Part]:
+    """Return the values that differ as a table, and those in common folded."""
+    common, different = common_settings([each for _, each in values])
+    parts: list[Part] = []
+    if different:
+        rows = [[label, *(each.get(n, "–") for n in different)] for label, each in values]
+        parts.append(Grid(name, f"{title} that differ", ("run", *different), rows))
+    if common:
+        parts.append(Settings(f"{title} in common" if len(values) > 1 else title, common))
+    return parts
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

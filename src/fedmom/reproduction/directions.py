@@ -1,0 +1,159 @@
+"""Does FedAvg's step point to the target? Inner products <g_t, w_t - w*> along a finished run.
+
+w* is the model after the last round, so it is known only at the end. A run is deterministic:
+it is replayed, and no model but the last need be stored. FedAvg's server step is w' = w - η g,
+so g_t is (w_t - w_{t+1}) / η.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fedmom.algorithms.client import full_gradient
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import write_atomic
+from fedmom.core.progress import track
+from fedmom.core.types import Params
+from fedmom.experiments.build import Experiment
+from fedmom.experiments.folder import RunFolder
+from fedmom.runtimes.base import Block
+from fedmom.training.loop import Record, State
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Per round, <g_t, w_t - w*>: FedAvg's, FedSGD's at the same models, FedAvg's to another w*.
+
+    ``elsewhere`` aims at the last model of another run from the same start, ``target``: the end
+    of the run's own path is one that its steps must add up to.
+    """
+
+    fedavg: list[float]
+    fedsgd: list[float] | None
+    elsewhere: list[float] | None
+    target: str | None
+
+
+def directions(
+    folder: Path,
+    run: Path,
+    experiment: Experiment,
+    *,
+    other: Path | None,
+    fedsgd: bool,
+    console: Console,
+) -> Directions:
+    """Return the inner products of a FedAvg run, from an earlier call's file or newly made.
+
+    Args:
+        folder: Where the files are.
+        run: The run's folder.
+        experiment: Its parts.
+        other: The folder of another run, whose last model to aim at as well.
+        fedsgd: Whether to take FedSGD's gradients at the same models as well.
+        console: Where the progress is shown.
+    """
+    known = stored(folder, run, other)
+    if known is not None:
+        return known
+    made = replay(run, experiment, other=other, fedsgd=fedsgd, console=console)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(_file(folder, run), json.dumps(asdict(made)).encode())
+    return made
+
+
+def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
+    """Return the inner products of an earlier call, if it aimed at the same models."""
+    file = _file(folder, run)
+    if not file.exists():
+        return None
+    known = Directions(**json.loads(file.read_bytes()))
+    return known if known.target == (other.name if other else None) else None
+
+
+def replay(
+    run: Path, experiment: Experiment, *, other: Path | None, fedsgd: bool, console: Console
+) -> Directions:
+    """Run FedAvg again and take the inner products on the way."""
+    start = experiment.start()
+    last = _last_model(run, start)
+    aside = None if other is None else _last_model(other, start)
+    products: dict[str, list[float]] = {"fedavg": [], "fedsgd": [], "elsewhere": []}
+    eta, rounds = float(experiment.config.server_lr), experiment.config.rounds
+    params, here = start.params, _flat(start.params)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(closing(experiment.runtime()))
+        gradient = stack.enter_context(_fedsgd_gradient(experiment)) if fedsgd else None
+        steps = experiment.train(start, runtime)
+        for state, record in track(steps, f"replaying {run.name}", total=rounds, console=console):
+            after = _flat(state.params)
+            step = (here - after) / eta
+            products["fedavg"].append(float(step @ (here - last)))
+            if aside is not None:
+                products["elsewhere"].append(float(step @ (here - aside)))
+            if gradient is not None:
+                products["fedsgd"].append(float(gradient(params, record) @ (here - last)))
+            params, here = state.params, after
+    if not np.array_equal(here, last):
+        raise FedMomError(
+            f"Replaying {run} did not end at its checkpoint: it was trained by another version or"
+            " on another machine. Move the folder away, and call the command again."
+        )
+    return Directions(
+        products["fedavg"],
+        products["fedsgd"] or None,
+        products["elsewhere"] or None,
+        other.name if other else None,
+    )
+
+
+@contextmanager
+def _fedsgd_gradient(experiment: Experiment) -> Iterator[Callable[[Params, Record], Vector]]:
+    """Give a function for FedSGD's g = Σ p_k γ ∇f_k(w), with the cohort of a round at a model."""
+    sizes = experiment.data.train.size
+    weights = sizes / sizes.sum()  # the paper's
+
+    def gradient(params: Params, record: Record) -> Vector:
+        total: Vector = np.zeros(())
+        runtime.ask(record.round - 1, np.array(record.cohort, np.int64), params)
+        for reply in runtime.replies():
+            if not isinstance(reply, Block):
+                raise FedMomError(f"Client {reply.client} sent no gradient: {reply.reason}.")
+            rows = np.asarray(_flat_rows(reply.update), np.float64)
+            for client, row in zip(reply.clients.tolist(), rows, strict=True):
+                total = total + weights[client] * row
+        return total
+
+    with closing(experiment.runtime(full_gradient(experiment.work.lr))) as runtime:
+        yield gradient
+
+
+def _last_model(run: Path, template: State) -> Vector:
+    checkpoint = RunFolder.open(run).restore(template)
+    if checkpoint is None:
+        raise FedMomError(f"{run} has no checkpoint. Move the folder away, and call again.")
+    return _flat(checkpoint.state.params)
+
+
+def _file(folder: Path, run: Path) -> Path:
+    return folder / f"{run.name}.json"
+
+
+def _flat(params: Params) -> Vector:
+    """Return all parameters as one vector of doubles: sums over tens of thousands of products."""
+    return np.asarray(ravel_pytree(params)[0], np.float64)
+
+
+@jax.jit
+def _flat_rows(update: Params) -> jax.Array:
+    return jax.vmap(lambda row: ravel_pytree(row)[0])(update)

@@ -1,0 +1,286 @@
+"""The paper's figures, as charts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedmom.data.federated import FederatedData
+from fedmom.data.sources.glyphs import CHARACTERS
+from fedmom.data.sources.shakespeare import SYMBOLS
+from fedmom.data.statistics import counts, label_mix
+from fedmom.experiments.results import Result
+from fedmom.report.charts import Area, Bars, Chart, Figure, Heat, Line, Mark
+from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
+from fedmom.reproduction.measures import Measures, final_loss, positive, values, windows
+from fedmom.reproduction.plan import NAMES, RIVALS
+
+PANELS = (
+    ("train", "loss", "training loss"),
+    ("test", "accuracy", "test accuracy"),
+    ("test", "accuracy_p10", "10th percentile"),
+)
+ENOUGH = 20  # samples: the labels of a client with fewer are chance, and would set the scale
+WIDE = 8  # times the smallest value: too far apart for a plain scale
+CLIENTS, LABELS, BINS = 12, 16, 24  # what is shown of a dataset
+BAND = "Lines are means over seeds, bands reach from the lowest to the highest seed."
+
+
+def heterogeneity(tasks: Mapping[str, FederatedData]) -> Figure:
+    """Figure 2: which labels clients have, and how many samples."""
+    charts = []
+    for name, data in tasks.items():
+        charts += [_label_shares(name, data), _sizes(name, data)]
+    return Figure(
+        "fig2",
+        "Figure 2. Clients differ in labels and in size",
+        charts,
+        columns=2,
+        note=f"Left: what share of a client's samples has which label, for {CLIENTS} clients from"
+        f" small ones (of {ENOUGH} samples or more) to the largest, and the {LABELS} labels that"
+        " are commonest in the data.",
+    )
+
+
+def _label_shares(name: str, data: FederatedData) -> Chart:
+    by_size = np.argsort(data.train.size, kind="stable")
+    by_size = by_size[data.train.size[by_size] >= min(ENOUGH, data.train.size.max())]
+    shown = by_size[np.linspace(0, len(by_size) - 1, min(CLIENTS, len(by_size))).astype(int)]
+    some = range(0, data.clients, max(1, data.clients // 200))
+    total = np.sum([label_mix(data, k) for k in some], axis=0)
+    labels = np.argsort(-total, kind="stable")[:LABELS]
+    mixes = [label_mix(data, int(k)) for k in shown]
+    return Chart(
+        f"{name}: labels",
+        "label",
+        "client (samples)",
+        [
+            Heat(
+                "share",
+                [f"{k} ({data.train.size[k]})" for k in shown],
+                [_label(data, int(label)) for label in labels],
+                [(mix[labels] / mix.sum()).tolist() for mix in mixes],
+            )
+        ],
+    )
+
+
+def _label(data: FederatedData, label: int) -> str:
+    symbols = SYMBOLS if data.features.kind == "text" else CHARACTERS
+    if data.features.classes != len(symbols):
+        return str(label)
+    return {" ": "␣", "\n": "↵"}.get(symbols[label], symbols[label])
+
+
+def _sizes(name: str, data: FederatedData) -> Chart:
+    clients, edges = np.histogram(counts(data), BINS)
+    centres = ((edges[:-1] + edges[1:]) / 2).tolist()
+    bars = Bars("clients", centres, clients.tolist())
+    return Chart(f"{name}: sizes", "samples of a client", "clients", [bars])
+
+
+def direction(findings: Findings) -> Figure:
+    """Figure 3: <g, w - w*> of FedAvg."""
+    length = findings.scale.window
+    charts = []
+    for name, products in findings.directions.items():
+        marks = [_products(NAMES["fedavg"], products.fedavg, length)]
+        if products.elsewhere is not None:
+            marks.append(_products("FedAvg, w* of another run", products.elsewhere, length))
+        share = f"{positive(products.fedavg):.0%} positive"
+        charts.append(Chart(f"{name}: {share}", "round", "<g, w - w*>", marks))
+    return Figure(
+        "fig3",
+        "Figure 3. FedAvg's step seen from the target",
+        charts,
+        columns=2,
+        note=f"Means over every {length} rounds of one run at the equal γ, w* its last model; above"
+        " the share of rounds in which it is positive. Towards the run's own"
+        " last model, the sum over all rounds is (|w₀ - w*|² + Σ|w' - w|²) / 2η, so it is positive"
+        " whatever the method does. The other line aims at a model off the path: the last one of"
+        " FedAvg with the next best γ, from the same start.",
+    )
+
+
+def _products(label: str, products: Sequence[float], length: int) -> Line:
+    ends, means = windows(products, length)
+    return Line(label, ends, means, markers=True)
+
+
+def against_fedsgd(findings: Findings) -> Figure:
+    """Figure 4: FedAvg and FedSGD on FEMNIST."""
+    name, length = findings.scale.femnist.name, findings.scale.window
+    charts = []
+    products = findings.directions.get(name)
+    if products is not None and products.fedsgd is not None:
+        ends, ours = windows(products.fedavg, length)
+        _, theirs = windows(products.fedsgd, length)
+        marks: list[Mark] = [
+            Line(NAMES["fedavg"], ends, ours),
+            Line(NAMES["fedsgd"], ends, theirs),
+            _gap(ends, ours, theirs),
+        ]
+        charts.append(Chart("inner product", "round", "<g, w - w*>", marks))
+    if name in findings.equal:
+        entries = findings.equal[name].entries
+        runs = {m: entries[m].measures.runs for m in ("fedavg", "fedsgd") if m in entries}
+        for split, key, title in PANELS[:2]:
+            lines: list[Mark] = [curve(NAMES[m], r, split, key) for m, r in runs.items()]
+            if len(lines) == 2:
+                lines.append(_between(lines))
+            charts.append(Chart(title, "round", title, lines))
+    return Figure(
+        "fig4",
+        f"Figure 4. FedAvg and FedSGD on {name}",
+        charts,
+        note=f"Both inner products at the models of FedAvg's run, means over every {length} rounds."
+        f" The shaded region is the gap. {BAND}",
+    )
+
+
+def _between(lines: Sequence[Mark]) -> Area:
+    first, second = (line for line in lines if isinstance(line, Line))
+    shared = min(len(first.x), len(second.x))
+    return _gap(first.x[:shared], first.y[:shared], second.y[:shared])
+
+
+def _gap(x: Sequence[float], one: Sequence[float], other: Sequence[float]) -> Area:
+    low = [min(a, b) for a, b in zip(one, other, strict=True)]
+    high = [max(a, b) for a, b in zip(one, other, strict=True)]
+    return Area("gap", x, low, high)
+
+
+def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure:
+    """Figure 5: loss, accuracy and its 10th percentile, for all methods and both datasets."""
+    charts = [
+        _chart(
+            f"{task}: {panel}",
+            panel,
+            [curve(NAMES[m], e.measures.runs, split, key) for m, e in contest.entries.items()],
+        )
+        for task, contest in contests.items()
+        for split, key, panel in PANELS
+    ]
+    return Figure(name, title, charts, note=f"{_rates(contests)} {BAND}")
+
+
+def _chart(title: str, y: str, lines: Sequence[Line]) -> Chart:
+    """Return curves over rounds; losses on a log scale where one dwarfs the others."""
+    ends = [v for line in lines for v in line.y]
+    wide = "loss" in y and bool(ends) and max(ends) > WIDE * min(ends) > 0
+    return Chart(title, "round", y, lines, log_y=wide)
+
+
+def _rates(contests: Mapping[str, Contest]) -> str:
+    texts = []
+    for contest in contests.values():
+        entries = contest.entries.items()
+        rates = ", ".join(
+            f"{NAMES[m]} {e.lr:g} ({seeds(e.measures)}{', edge of its grid' if e.at_edge else ''})"
+            for m, e in entries
+        )
+        texts.append(f"γ on {contest.where}: {rates}.")
+    return " ".join(texts)
+
+
+def seeds(measures: Measures) -> str:
+    """Return how many seeds there are, and how many diverged."""
+    text = f"{measures.seeds} seed{'s' if measures.seeds != 1 else ''}"
+    return text + (f", {measures.diverged} diverged" if measures.diverged else "")
+
+
+def sensitivity(findings: Findings) -> Figure:
+    """Figure 6: final training loss over step sizes and over local work."""
+    name = findings.scale.femnist.name
+    return Figure(
+        "fig6",
+        f"Figure 6. Final training loss, {name}",
+        [
+            _final_losses("over step sizes", "γ", findings.over_lr[name], log_x=True),
+            *(
+                _final_losses(f"over local work, {which}", "H, in epochs", curves, log_x=False)
+                for which, curves in findings.over_epochs.items()
+            ),
+        ],
+        note=f"{BAND} A choice at which a seed diverged has no point.",
+    )
+
+
+def sensitivity_elsewhere(findings: Findings) -> Figure:
+    """The left half of Figure 6 on the other dataset, which the paper does not show."""
+    name = findings.scale.shakespeare.name
+    return Figure(
+        "fig6_shakespeare",
+        f"Final training loss, {name}",
+        [_final_losses("over step sizes", "γ", findings.over_lr[name], log_x=True)],
+        columns=1,
+        note="Not in the paper. A choice at which the run diverged has no point.",
+    )
+
+
+def _final_losses(title: str, x: str, methods: RunsByChoice, *, log_x: bool) -> Chart:
+    lines = []
+    for method in RIVALS:
+        losses = {
+            place: values(final_loss(run) for run in runs)
+            for place, runs in methods.get(method, {}).items()
+            if not any(run.diverged for run in runs)
+        }
+        if losses:
+            means = [v.mean for v in losses.values()]
+            low = [min(v.of_seeds) for v in losses.values()]
+            high = [max(v.of_seeds) for v in losses.values()]
+            lines.append(Line(NAMES[method], list(losses), means, low, high, markers=True))
+    chart = _chart(title, "final training loss", lines)
+    return replace(chart, x=x, log_x=log_x and bool(lines))
+
+
+def beyond(findings: Findings) -> Figure:
+    """Test accuracy in every variant, each method at its own best γ."""
+    charts = [
+        Chart(
+            variant,
+            "round",
+            "test accuracy",
+            [
+                curve(NAMES[m], e.measures.runs, "test", "accuracy")
+                for m, e in contest.entries.items()
+            ],
+        )
+        for variant, contest in findings.beyond.items()
+    ]
+    return Figure(
+        "beyond",
+        f"Beyond the paper: {findings.scale.femnist.name}",
+        charts,
+        note=f"Each method at its own best γ. {BAND}",
+    )
+
+
+def author(findings: Findings) -> Figure:
+    """FedMom of the paper and of its first author's code."""
+    charts = [
+        _chart(
+            panel,
+            panel,
+            [curve(label, m.runs, split, key) for label, m in findings.author.items()],
+        )
+        for split, key, panel in PANELS
+    ]
+    return Figure(
+        "author",
+        f"The first author's code: {findings.scale.femnist.name}",
+        charts,
+        note=f"At FedMom's own best γ. {BAND}",
+    )
+
+
+def curve(label: str, runs: Sequence[Result], split: str, key: str) -> Line:
+    """Return the mean over seeds with its band, as far as all seeds go."""
+    curves = [dict(run.curve(split, key)) for run in runs]
+    rounds = sorted(set.intersection(*(set(c) for c in curves)))
+    columns = [[c[r] for c in curves] for r in rounds]
+    mean = [float(np.mean(column)) for column in columns]
+    if len(runs) == 1:
+        return Line(label, rounds, mean)
+    return Line(label, rounds, mean, [min(c) for c in columns], [max(c) for c in columns])

@@ -1,0 +1,243 @@
+"""The paper's tables, and those of what was measured here."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedmom.data.federated import FederatedData
+from fedmom.data.statistics import PAPER_TABLE_2, Statistics
+from fedmom.data.statistics import statistics as describe
+from fedmom.experiments.results import Result
+from fedmom.report.charts import Grid
+from fedmom.reproduction import plan, verdicts
+from fedmom.reproduction.figures import seeds
+from fedmom.reproduction.findings import Contest, Findings
+from fedmom.reproduction.measures import Measures, higher
+from fedmom.reproduction.plan import NAMES, RIVALS
+
+MEASURES = (
+    "T",
+    "seeds",
+    "final training loss",
+    "final test accuracy",
+    "10th percentile",
+    "rounds to target",
+    "area under loss / T",
+)
+HOW = (
+    "Means over seeds, with the lowest and highest; final: the last five evaluations. The target"
+    " is 95 % of the best mean final accuracy in the same comparison; rounds to it are medians."
+)
+
+
+def settings() -> Grid:
+    """Table 1, in our words."""
+    return Grid(
+        "table1",
+        "Table 1. Distributed and federated optimization",
+        ("", "distributed", "federated"),
+        [
+            ("data of two clients", "drawn alike (IID)", "each of its own kind (not IID)"),
+            ("samples of a client", "the same for all (balanced)", "few or many (unbalanced)"),
+            ("where clients are", "in one cluster", "everywhere, and very many"),
+            ("their connection", "stable", "limited"),
+        ],
+    )
+
+
+def data_statistics(tasks: Mapping[str, FederatedData]) -> Grid:
+    """Table 2: the data used here beside the paper's."""
+    rows = []
+    for name, data in tasks.items():
+        kind = data.features.kind
+        rows.append((f"{name}, here: {data.name}", *_numbers(describe(data))))
+        if kind in PAPER_TABLE_2:
+            rows.append((PAPER_TABLE_2[kind].name, *_numbers(PAPER_TABLE_2[kind].statistics)))
+    return Grid(
+        "table2",
+        "Table 2. Samples and clients",
+        ("dataset", "samples", "clients", "mean per client", "standard deviation"),
+        rows,
+    )
+
+
+def _numbers(row: Statistics) -> tuple[str, str, str, str]:
+    return f"{row.samples:,}", f"{row.clients:,}", f"{row.mean:.2f}", f"{row.std:.2f}"
+
+
+def results(contests: Sequence[Contest]) -> Grid:
+    """What Figure 5 shows, in numbers."""
+    rows = [
+        (contest.where, NAMES[m], _rate(e.lr, e.at_edge), *_measured(e.measures))
+        for contest in contests
+        for m, e in contest.entries.items()
+    ]
+    targets = "; ".join(f"{c.where} {c.target:.3f}" for c in contests)
+    return Grid(
+        "results",
+        "The three methods in numbers",
+        ("where", "method", "γ", *MEASURES),
+        rows,
+        f"{HOW} Targets: {targets}. * γ is the first or last of its grid: a better one may lie"
+        " beyond.",
+    )
+
+
+def _rate(lr: float, at_edge: bool) -> str:
+    return f"{lr:g}{'*' if at_edge else ''}"
+
+
+def _measured(m: Measures) -> tuple[str, ...]:
+    return (
+        f"{m.length:,}",
+        seeds(m),
+        m.loss.text(),
+        m.accuracy.text(),
+        m.tenth.text(),
+        m.rounds_text(),
+        m.area.text(),
+    )
+
+
+def same_lr(findings: Findings) -> Grid:
+    """FedAvg and FedMom at every γ of their grids."""
+    rows = [
+        (
+            task.name if place == 0 else "",
+            f"{lr:g}",
+            *(text for m in RIVALS for text in _briefly(of[m])),
+            str(verdicts.faster(of["fedmom"], of["fedavg"])),
+        )
+        for task in findings.scale.tasks
+        for place, (lr, of) in enumerate(findings.at_same_lr(task).items())
+    ]
+    columns = [f"{NAMES[m]}: {what}" for m in RIVALS for what in ("accuracy", "rounds", "area")]
+    return Grid(
+        "same_lr",
+        "FedAvg and FedMom at the same γ",
+        ("dataset", "γ", *columns, "FedMom is faster"),
+        rows,
+        "Final test accuracy, rounds to 95 % of the better one's, and area under the training loss"
+        " over T: means over seeds (medians, for rounds) with the lowest and highest. Faster: fewer"
+        " rounds, a clearly smaller area, and a final loss that is not clearly worse.",
+    )
+
+
+def _briefly(m: Measures) -> tuple[str, str, str]:
+    return m.accuracy.text(), m.rounds_text(), m.area.text()
+
+
+def beyond(findings: Findings) -> Grid:
+    """FedAvg and FedMom in every variant, each at its own best γ."""
+    rows = [
+        (
+            variant if first else "",
+            NAMES[m],
+            _rate(e.lr, e.at_edge),
+            *_measured(e.measures),
+            f"{wobble(e.measures):.3f}",
+            winner(contest) if first else "",
+        )
+        for variant, contest in findings.beyond.items()
+        for first, (m, e) in zip((True, False), contest.entries.items(), strict=False)
+    ]
+    targets = "; ".join(f"{v}: {c.target:.3f}" for v, c in findings.beyond.items())
+    return Grid(
+        "beyond",
+        f"FedAvg and FedMom in other settings, {findings.scale.femnist.name}",
+        ("setting", "method", "γ", *MEASURES, "wobble", "winner"),
+        rows,
+        f"{HOW} Targets: {targets}. Both methods have the same grid of γ, and γ is chosen by the"
+        f" lowest final training loss on {_tuned(findings)}."
+        " Wobble: the standard deviation of the test accuracy over the last quarter of a run."
+        " Winner: who has the higher final test accuracy, by more than the larger spread over"
+        " seeds (with one seed: by more than 5 %). With M=10 a run has a fifth of the rounds, and"
+        " the same work of clients.",
+    )
+
+
+def _tuned(findings: Findings) -> str:
+    if findings.scale.femnist.grid_seeds == 1:
+        return "the first seed"
+    return "the first seed (in the paper's setting, on all seeds)"
+
+
+def winner(contest: Contest) -> str:
+    """Return who ends with the clearly higher accuracy."""
+    if not {"fedavg", "fedmom"} <= contest.entries.keys():
+        return "not measured"
+    ours, theirs = (contest.entries[m].measures.accuracy for m in ("fedmom", "fedavg"))
+    return {1: "FedMom", -1: "FedAvg", 0: "no clear difference"}[higher(ours, theirs)]
+
+
+def wobble(measures: Measures) -> float:
+    """Return how much the test accuracy goes up and down late in a run, in the mean over seeds."""
+    return statistics.fmean(_wobble(run) for run in measures.runs)
+
+
+def _wobble(run: Result) -> float:
+    accuracies = [accuracy for _, accuracy in run.curve("test", "accuracy")]
+    late = accuracies[-max(2, math.ceil(len(accuracies) / 4)) :]
+    return statistics.pstdev(late)
+
+
+def author(findings: Findings) -> Grid:
+    """The deviations of the first author's code."""
+    return Grid(
+        "author",
+        f"The paper's FedMom and its first author's code, {findings.scale.femnist.name}",
+        ("variant", *MEASURES),
+        [(label, *_measured(m)) for label, m in findings.author.items()],
+        HOW,
+    )
+
+
+def advice(findings: Findings) -> Iterator[str]:
+    """Yield what a user may take from the variants, each with its numbers."""
+    contests = {
+        variant: contest
+        for variant, contest in findings.beyond.items()
+        if {"fedavg", "fedmom"} <= contest.entries.keys()
+    }
+    if contests:
+        ratios = ", ".join(
+            f"{c.entries['fedmom'].lr / c.entries['fedavg'].lr:.2g} ({variant})"
+            for variant, c in contests.items()
+        )
+        yield (
+            "Which γ for FedMom: momentum multiplies the effective step by 1/(1-β), 10 for β=0.9,"
+            f" so begin with (1-β) = 0.1 times FedAvg's. Found here, best γ of FedMom over best γ"
+            f" of FedAvg: {ratios}."
+        )
+    base = contests.get(plan.PAPER.name)
+    for changed, contest in contests.items():
+        if base and changed != plan.PAPER.name:
+            yield f"With {changed}, {_change(base, contest)}."
+    wins: dict[str, list[str]] = {}
+    for variant, contest in contests.items():
+        wins.setdefault(winner(contest), []).append(variant)
+    for who, variants in wins.items():
+        said = who if who == "no clear difference" else f"{who} ends ahead"
+        yield f"At each method's own best γ, {said}: {'; '.join(variants)}."
+
+
+def _change(before: Contest, after: Contest) -> str:
+    texts = []
+    for m in ("fedavg", "fedmom"):
+        a, b = before.entries[m].measures, after.entries[m].measures
+        texts.append(
+            f"{NAMES[m]} goes from accuracy {a.accuracy.mean:.3f} to {b.accuracy.mean:.3f} and"
+            f" from wobble {wobble(a):.3f} to {wobble(b):.3f}"
+        )
+    return "; ".join(texts)
+
+
+def markdown(grid: Grid) -> str:
+    """Return a table as Markdown."""
+    lines = [f"**{grid.title}**", "", _line(grid.columns), _line(["---"] * len(grid.columns))]
+    lines += [_line(row) for row in grid.rows]
+    return "\n".join([*lines, *(["", grid.note] if grid.note else []), ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"

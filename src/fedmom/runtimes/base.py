@@ -1,0 +1,221 @@
+"""The protocol between the round loop and the place where clients live."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.algorithms.base import Algorithm, Client, with_stages
+from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork, full_gradient
+from fedmom.core.types import Params
+from fedmom.data.federated import FederatedData
+from fedmom.models.base import Model
+
+Clients = NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """Replies of one or more clients, stacked.
+
+    Args:
+        clients: Their numbers.
+        update: A tree whose leaves have one row per client, or one per group of clients.
+        samples: n_k of every client, as the client tells it.
+        metrics: Numbers with one entry per row: ``loss``, the mean local loss; ``norm``, the
+            norm of the row, where the runtime has measured it itself.
+        version: The round whose model they trained.
+        members: How many clients each row stands for, in the order of ``clients``, where groups
+            were summed on their way; a row is then the weighted mean of its group by the rule's
+            weights. None: one client per row.
+
+    Arrays may still be being computed; the loop waits once a round.
+
+    Examples:
+        >>> block = Block(
+        ...     clients=np.array([4, 7]),
+        ...     update={"w": np.zeros((2, 3))},
+        ...     samples=np.array([10, 20]),
+        ...     metrics={"loss": np.array([0.5, 0.7])},
+        ...     version=0,
+        ... )
+        >>> block.update["w"][1].shape  # of client 7
+        (3,)
+    """
+
+    clients: Clients
+    update: Params
+    samples: Clients
+    metrics: Mapping[str, Any]
+    version: int
+    members: Clients | None = None
+
+
+class Failure(NamedTuple):
+    """A client that will not answer, and why.
+
+    Args:
+        client: Its number.
+        reason: Why, for the round's record.
+        version: The round in which it was asked.
+
+    Examples:
+        >>> Failure(client=4, reason="it ran out of memory", version=0).reason
+        'it ran out of memory'
+    """
+
+    client: int
+    reason: str
+    version: int
+
+
+class Scores(NamedTuple):
+    """An evaluation, per client that has samples in the split.
+
+    Args:
+        samples: How many samples the client has, its weight in means.
+        evaluated: How many of them were evaluated.
+        sums: Per metric, the sum over the evaluated samples.
+
+    Examples:
+        >>> scores = Scores(
+        ...     samples=np.array([10, 300]),
+        ...     evaluated=np.array([10, 20]),
+        ...     sums={"loss": np.array([9.0, 30.0]), "accuracy": np.array([5.0, 16.0])},
+        ... )
+        >>> (scores.sums["accuracy"] / scores.evaluated).tolist()
+        [0.5, 0.8]
+    """
+
+    samples: Clients
+    evaluated: Clients
+    sums: dict[str, NDArray[np.float64]]
+
+
+class Snapshot(NamedTuple):
+    """What a runtime must find again after a restart: client states and work under way.
+
+    Args:
+        tensors: Named arrays, which are saved with the checkpoint.
+
+    Examples:
+        >>> sorted(Snapshot({"states/clients": np.array([4, 7])}).tensors)
+        ['states/clients']
+    """
+
+    tensors: dict[str, NDArray[Any]]
+
+
+class Runtime(Protocol):
+    """Where clients live.
+
+    Replies to equal questions are equal, whatever the runtime, the number of workers or the
+    order in which they come: clients draw by (seed, round, client) alone.
+
+    Examples:
+        >>> import fedmom
+        >>> data = fedmom.load_data("synthetic:clients=4")
+        >>> model = fedmom.build_model("logreg", data.features)
+        >>> state = fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()))
+        >>> runtime: Runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=2))
+        >>> runtime.ask(0, np.array([1, 3]), state.params)
+        >>> runtime.under_way()
+        [(1, 0), (3, 0)]
+        >>> [block.clients.tolist() for block in runtime.replies()]
+        [[1, 3]]
+        >>> runtime.under_way()
+        []
+    """
+
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Send the broadcast of a round to clients. Returns at once."""
+        ...
+
+    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
+        """Yield replies as they come, until nobody is left who was asked.
+
+        With a ``timeout``, also end after so many seconds without a reply. A client that fails
+        is a ``Failure`` or does not come back; an error in the program itself is raised.
+        """
+        ...
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return (client, round) of everybody who was asked and has not answered."""
+        ...
+
+    def cancel(self) -> None:
+        """Forget everybody who was asked and has not answered."""
+        ...
+
+    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+        """Let the clients evaluate a model on their ``train`` or ``test`` samples.
+
+        ``budget`` bounds the samples; None evaluates all of them.
+        """
+        ...
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        ...
+
+    def commit(self) -> None:
+        """Note that a round is done: ``snapshot`` returns this moment until the next one."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return what ``restore`` needs, as it was when the last round was done.
+
+        A run may be stopped in the middle of a round; its checkpoint holds whole rounds only.
+        """
+        ...
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Go on from a snapshot; ``broadcast`` shows the form of what is sent."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and connections."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What clients need to know to do their work, wherever they live.
+
+    Args:
+        data: The population.
+        model: The model.
+        work: Steps, batches and solver.
+        algorithm: The method; its client and stages run where the data is.
+        seed: The seed of the run.
+
+    Examples:
+        >>> import fedmom
+        >>> data = fedmom.load_data("synthetic:clients=4")
+        >>> model = fedmom.build_model("logreg", data.features)
+        >>> workload = Workload(data, model, fedmom.LocalWork(steps=2))
+        >>> workload.client is LOCAL_TRAINING
+        True
+    """
+
+    data: FederatedData
+    model: Model
+    work: LocalWork
+    algorithm: Algorithm | None = None
+    seed: int = 0
+
+    @property
+    def client(self) -> Client:
+        """What a client does, stages included."""
+        if self.algorithm is None:
+            return LOCAL_TRAINING
+        return with_stages(self.algorithm.client or LOCAL_TRAINING, self.algorithm.stages)
+
+    @property
+    def local_work(self) -> LocalWork:
+        """The work, or FedSGD's where the method asks for full gradients."""
+        if self.algorithm is not None and self.algorithm.full_gradient:
+            return full_gradient(self.work.lr)
+        return self.work

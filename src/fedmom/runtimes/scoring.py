@@ -1,0 +1,129 @@
+"""Evaluation on this machine: the samples of many clients in one product."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
+from fedmom.data.batches import Arrays, Reader, reader
+from fedmom.data.federated import FederatedData, Split
+from fedmom.models.base import Model
+from fedmom.runtimes.base import Scores
+
+CHUNK = 1024  # samples in a call
+BATCH_ON_CPU = 128  # samples in a product: larger ones leave the cache
+
+
+class Scorer:
+    """Evaluates models on the splits of a dataset.
+
+    A budget bounds the samples of a split: when there are more, every client is thinned to
+    evenly spaced samples, the largest clients first, and keeps its full weight n_k.
+    """
+
+    def __init__(self, model: Model, data: FederatedData, arrays: dict[str, jax.Array]) -> None:
+        self._data, self._arrays = data, arrays
+        self._score = _compile_score(model, reader(data.features))
+        self._plans: dict[tuple[str, int | None], _Plan] = {}
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that have samples."""
+        return [name for name in ("train", "test") if self._data.split(name).size.any()]
+
+    def plan(self, split: str, budget: int | None) -> "_Plan":
+        """Return which samples are evaluated."""
+        if split not in self.splits:
+            raise FedMomError(f"{self._data.name} has no {split} samples to evaluate.")
+        if (split, budget) not in self._plans:
+            self._plans[split, budget] = _Plan(self._data.split(split), budget)
+        return self._plans[split, budget]
+
+    def __call__(self, params: Params, split: str, budget: int | None) -> Scores:
+        """Evaluate one model on all clients."""
+        plan = self.plan(split, budget)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts = list(
+                pool.map(
+                    lambda first: self._chunk(params, plan.positions[first : first + CHUNK]),
+                    range(0, len(plan.positions), CHUNK),
+                )
+            )
+        return plan.scores(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+    def personal(self, model_of: Callable[[int], Params], split: str, budget: int | None) -> Scores:
+        """Evaluate every client with a model of its own."""
+        plan = self.plan(split, budget)
+        ends = np.cumsum(plan.taken)
+        parts = []
+        for client, end, taken in zip(plan.clients.tolist(), ends, plan.taken, strict=True):
+            params, rows = model_of(client), plan.positions[end - taken : end]
+            parts += [self._chunk(params, rows[i : i + CHUNK]) for i in range(0, taken, CHUNK)]
+        return plan.scores(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+    def _chunk(
+        self, params: Params, rows: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        padded = np.pad(rows, (0, CHUNK - len(rows)), mode="edge")
+        loss, hit = self._score(params, self._arrays, padded)
+        return np.asarray(loss, np.float64)[: len(rows)], np.asarray(hit, np.float64)[: len(rows)]
+
+
+class _Plan:
+    """Which positions of a split are evaluated, and whose they are."""
+
+    def __init__(self, split: Split, budget: int | None) -> None:
+        self.clients = np.flatnonzero(split.size)
+        start, size = split.start[self.clients], split.size[self.clients]
+        self.samples = size
+        self.taken = np.minimum(size, _cap(size, budget))
+        self.owner = np.repeat(np.arange(len(size)), self.taken)
+        rank = np.arange(len(self.owner)) - np.repeat(
+            np.cumsum(self.taken) - self.taken, self.taken
+        )
+        self.positions = (
+            start[self.owner] + rank * size[self.owner] // self.taken[self.owner]
+        ).astype(np.int32)
+
+    def scores(self, losses: NDArray[np.float64], hits: NDArray[np.float64]) -> Scores:
+        sums = {
+            name: np.bincount(self.owner, values, len(self.taken)).astype(np.float64)
+            for name, values in (("loss", losses), ("accuracy", hits))
+        }
+        return Scores(self.samples, self.taken, sums)
+
+
+def _cap(sizes: NDArray[np.int64], budget: int | None) -> int:
+    """Return the largest c >= 1 such that Σ min(size, c) keeps to the budget, if one does."""
+    low, high = 1, int(sizes.max(initial=1))
+    if budget is None or int(sizes.sum()) <= budget:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = int(np.minimum(sizes, middle).sum()) <= budget
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+@lru_cache(maxsize=16)  # runs of one process share it
+def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    batch = BATCH_ON_CPU if jax.default_backend() == "cpu" else CHUNK
+
+    @jax.jit
+    def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def one_batch(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x, y = read(arrays, rows)
+            logits = model.apply(params, x, None)
+            return model.loss(logits, y), jnp.argmax(logits, axis=-1) == y
+
+        loss, hit = jax.lax.map(one_batch, positions.reshape(-1, batch))
+        return loss.reshape(-1), hit.reshape(-1)
+
+    return score

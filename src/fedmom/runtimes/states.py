@@ -1,0 +1,76 @@
+"""The states of clients: a row for every client that has been seen, none for the others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.algorithms.base import Client
+from fedmom.runtimes.base import Clients
+
+
+class ClientStates:
+    """States by client. Where a method keeps none, this holds nothing and costs nothing.
+
+    Changes count from ``commit`` on, so that a checkpoint never holds half a round.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._states: dict[int, Any] = {}
+        self._changed: dict[int, Any] = {}
+        self._none: Any = None  # the state of a method that keeps none, once that is known
+
+    def get(self, client: int, broadcast: Any) -> Any:
+        """Return a client's state; that of a new client is made from the broadcast."""
+        for states in (self._changed, self._states):
+            if client in states:
+                return states[client]
+        return self._client.init(broadcast)
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self._states |= self._changed
+        self._changed = {}
+
+    def stacked(self, clients: Sequence[int], broadcast: Any) -> Any:
+        """Return the states of clients, stacked."""
+        if self._none is not None:
+            return self._none
+        first = self.get(clients[0], broadcast)
+        if not jax.tree.leaves(first):
+            self._none = first
+            return first
+        states = [first, *(self.get(client, broadcast) for client in clients[1:])]
+        return jax.tree.map(lambda *rows: np.stack([np.asarray(r) for r in rows]), *states)
+
+    def put(self, clients: Clients, states: Any) -> None:
+        """Keep the states that came out of a call."""
+        if self._none is not None:
+            return
+        rows = jax.tree.map(np.asarray, states)
+        for i, client in enumerate(clients.tolist()):
+            self._changed[client] = jax.tree.map(lambda leaf: leaf[i].copy(), rows)  # noqa: B023
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Return all committed states as named arrays, for a checkpoint."""
+        if not self._states:
+            return {}
+        clients = sorted(self._states)
+        columns = zip(*(jax.tree.leaves(self._states[c]) for c in clients), strict=True)
+        return {
+            "states/clients": np.array(clients, np.int64),
+            **{f"states/{i}": np.stack(column) for i, column in enumerate(columns)},
+        }
+
+    def load(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
+        """Take the states of a checkpoint."""
+        self._states, self._changed = {}, {}
+        if "states/clients" not in tensors:
+            return
+        leaves, form = jax.tree.flatten(jax.eval_shape(self._client.init, broadcast))
+        columns = [tensors[f"states/{i}"] for i in range(len(leaves))]
+        for row, client in enumerate(tensors["states/clients"].tolist()):
+            self._states[client] = jax.tree.unflatten(form, [c[row] for c in columns])

@@ -1,0 +1,12 @@
+"""The round loop, whom it asks and when, and what is measured on the way."""
+
+from fedmom.core.registry import Registry
+
+SAMPLERS = Registry(
+    "sampler",
+    {name: f"fedmom.training.samplers:{name}" for name in ("uniform", "poisson", "weighted")},
+)
+PACES = Registry(
+    "pace",
+    {name: f"fedmom.training.pace:{name}" for name in ("synchronous", "over_selected", "buffered")},
+)

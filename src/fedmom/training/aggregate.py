@@ -1,0 +1,225 @@
+"""The replies of a round, summed as they come, and the server's step on their aggregate."""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedmom.algorithms.base import Rule, Server, Stage, norms, unchanged
+from fedmom.core.types import Params
+from fedmom.runtimes.base import Block
+from fedmom.training.admission import members_of
+
+AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
+
+
+class Total(NamedTuple):
+    """A running sum: Σ a_k Δ_k and Σ a_k loss_k."""
+
+    update: Params
+    loss: jax.Array
+
+
+class Rows(NamedTuple):
+    """Blocks that are not in the sum yet: updates, losses and weights of each."""
+
+    updates: tuple[Params, ...] = ()
+    losses: tuple[Any, ...] = ()
+    weights: tuple[NDArray[np.float32], ...] = ()
+
+
+class Programs(NamedTuple):
+    """Compiled: ``add(total, rows) -> total`` and the server's ``step``."""
+
+    add: Callable[[Total | None, Rows], Total]
+    step: Callable[..., tuple[Params, Any, jax.Array]]
+
+
+class _Counted(NamedTuple):
+    """What is remembered of a block once its updates are summed."""
+
+    clients: NDArray[np.int64]
+    members: NDArray[np.int64]
+    weights: NDArray[np.float64]  # of the rows; 0 where a row was rejected
+    factor: float  # for staleness
+    numbers: tuple[Any, Any]  # losses and norms
+
+
+class Aggregate:
+    """Adds up the replies of one round.
+
+    They are added in the order they come, several in one compiled call. The number of rows in a
+    call is part of its compiled shape, so it is the same in all rounds: where replies are
+    missing, a row that weighs nothing stands in.
+
+    Args:
+        rule: How replies are combined.
+        programs: The compiled sum and step.
+        rows: How many replies a round usually has.
+        zero: An empty sum.
+    """
+
+    def __init__(self, rule: Rule, programs: Programs, rows: int, zero: Total) -> None:
+        self._rule, self._programs = rule, programs
+        self._group = group_size(rows) if rule.each is None else rows
+        self._zero = zero
+        self._total: Total | None = None
+        self._rows = Rows()
+        self._waiting = 0
+        self._counted: list[_Counted] = []
+
+    @property
+    def replies(self) -> int:
+        """How many clients count."""
+        return sum(int(c.members[c.weights > 0].sum()) for c in self._counted)
+
+    def add(self, block: Block, keep: NDArray[np.bool_], factor: float = 1.0) -> None:
+        """Take a block, of which the rows in ``keep`` count, ``factor`` times."""
+        if self._rule.each is None and self._waiting >= self._group:
+            self._total = self._programs.add(self._total, self._rows)
+            self._rows, self._waiting = Rows(), 0
+        members = members_of(block)
+        of_clients = np.asarray(self._rule.weigh(block.samples), np.float64)
+        weights = np.add.reduceat(of_clients, np.cumsum(members) - members) * keep
+        update, loss = block.update, block.metrics["loss"]
+        numbers = (loss, norms_of(block))
+        if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
+            update, loss = _zeroed((update, loss), keep)
+        self._counted.append(_Counted(block.clients, members, weights, factor, numbers))
+        self._take(update, loss, (weights * factor).astype(np.float32))
+
+    def step(self, params: Params, state: Any, population: int, key: Any) -> Any:
+        """Let the server step on the aggregate; returns its new state, and the round's numbers."""
+        while 0 < self._waiting < self._group and all(len(w) == 1 for w in self._rows.weights):
+            self._take(self._rows.updates[-1], self._rows.losses[-1], np.zeros(1, np.float32))
+        total = self._total if self._rows.updates else self._total or self._zero
+        scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
+        replies = None if key is None else np.float32(self.replies)
+        return self._programs.step(params, state, total, self._rows, scale, key, replies)
+
+    def not_finite(self) -> int | None:
+        """Return a client whose reply is not finite, if there is one."""
+        for counted in self._counted:
+            bad = ~finite_rows(*counted.numbers)
+            if bad.any():
+                return int(counted.clients[np.repeat(bad, counted.members)][0])
+        return None
+
+    def mean_loss(self, weighted: float) -> float | None:
+        """Return the mean local loss, given the sum; None without replies."""
+        weight = float(sum(c.factor * c.weights.sum() for c in self._counted))
+        return weighted / weight if weight else None
+
+    def _take(self, update: Params, loss: Any, weights: NDArray[np.float32]) -> None:
+        new = ((update,), (loss,), (weights,))
+        self._rows = Rows(*(old + more for old, more in zip(self._rows, new, strict=True)))
+        self._waiting += len(weights)
+
+
+def norms_of(block: Block) -> Any:
+    """Return the norm of every row, as the runtime measured it or measured here."""
+    measured = block.metrics.get("norm")
+    return _norms(block.update) if measured is None else measured
+
+
+def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
+    """Tell which rows have finite losses and norms."""
+    return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
+
+
+def group_size(rows: int) -> int:
+    """Return the rows of one call, for so many in a round: at most AT_ONCE, evenly dealt."""
+    return math.ceil(rows / math.ceil(rows / AT_ONCE))
+
+
+def empty(form: Params) -> Total:
+    """Return an empty sum of updates in this form."""
+    device = jax.devices()[0]
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form)
+    return Total(*jax.device_put((zeros, np.zeros((), np.float32)), device))
+
+
+@lru_cache(maxsize=32)  # runs of one process share them
+def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> Programs:
+    """Compile the sum of replies, and the step: aggregate, stages' ``after``, server."""
+    decodes = [stage.decode for stage in reversed(stages) if stage.decode is not unchanged]
+    afters = [stage.after for stage in reversed(stages) if stage.after is not unchanged]
+
+    def summed(total: Total | None, rows: Rows) -> Total:
+        for update, loss, weights in zip(*_decoded(rows, decodes), strict=True):
+            total = _added(total, update, loss, weights)
+        assert total is not None
+        return total
+
+    @jax.jit
+    def step(
+        params: Params,
+        state: Any,
+        total: Total | None,
+        rows: Rows,
+        scale: float,
+        key: Any,
+        replies: jax.Array | None,
+    ) -> tuple[Params, Any, jax.Array]:
+        if rule.each is not None and rows.updates:
+            whole = _combined(rule.each, _decoded(rows, decodes))
+            aggregate = whole.update
+        else:  # without replies the sum is empty: w^k = w for all
+            whole = summed(total, rows)
+            aggregate = jax.tree.map(lambda d: d * scale, whole.update)
+        for place, after in enumerate(afters):
+            aggregate = after(aggregate, jax.random.fold_in(key, place), replies)
+        params, state = server.step(aggregate, state, params)
+        numbers = [whole.loss, optax.tree.norm(aggregate), _finite((params, state))]
+        return params, state, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
+
+    return Programs(jax.jit(summed), step)
+
+
+def _decoded(rows: Rows, decodes: list[Callable[[Params], Params]]) -> Rows:
+    """Undo what stages did to each update, the last one first."""
+    for decode in decodes:
+        rows = rows._replace(updates=tuple(jax.vmap(decode)(update) for update in rows.updates))
+    return rows
+
+
+def _combined(each: Callable[[Params, jax.Array], Params], rows: Rows) -> Total:
+    """Combine all replies at once, with a rule that needs each of them."""
+    weights = jnp.concatenate(rows.weights)
+    stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *rows.updates)
+    losses = jnp.concatenate([jnp.asarray(loss) for loss in rows.losses])
+    return Total(each(stacked, weights > 0), jnp.dot(weights, losses))
+
+
+def _added(total: Total | None, update: Params, loss: Any, weights: Any) -> Total:
+    """Add the rows of a block, one after another."""
+    for i in range(len(weights)):
+        row = jax.tree.map(lambda d: d[i] * weights[i], Total(update, jnp.asarray(loss)))  # noqa: B023
+        total = row if total is None else jax.tree.map(jnp.add, total, row)
+    assert total is not None
+    return total
+
+
+@jax.jit
+def _zeroed(rows: Any, keep: jax.Array) -> Any:
+    """Return stacked rows with zeros where they do not count."""
+
+    def zeroed(leaf: Any) -> jax.Array:
+        return jnp.where(keep.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
+
+    return jax.tree.map(zeroed, rows)
+
+
+def _finite(tree: Any) -> jax.Array:
+    """Tell whether all floats in a tree are finite."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+
+
+_norms = jax.jit(norms)

@@ -1,0 +1,194 @@
+"""Live diagnostics of a run: how its updates relate to the gradient, and clients to one another.
+
+They look on from outside: the runtime's replies pass through untouched, so that a run has the
+same bits with them and without. Which rounds are looked at follows from the settings alone,
+never from a clock, so that the log of a resumed or repeated run is the same as well.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedmom.algorithms.base import Rule
+from fedmom.algorithms.client import LocalWork
+from fedmom.core.types import Params
+from fedmom.data.federated import FederatedData
+from fedmom.models.base import Model
+from fedmom.runtimes.base import Block, Clients, Failure, Runtime, Scores, Snapshot
+from fedmom.training.loop import Record
+from fedmom.training.subproblem import Subproblem
+
+# What keeps the cost below a tenth of the run's time. A look has fixed costs like those of one
+# or two of the quickest rounds there are, so it comes at most every 15 rounds. Its gradient is
+# counted in samples against one client's work, as if all of a round's clients ran side by side.
+APART = 15
+SHARE = 0.05
+LOOKS = 50  # in a long run
+FEWEST, MOST = 128, 1024  # samples in the full gradient
+PER_CLIENT = 4  # of them: many clients with few samples each show best what f is
+
+
+def plan(work: LocalWork, sizes: NDArray[np.int64], rounds: int) -> int:
+    """Return the rounds between looks, for clients of these sizes."""
+    return max(APART, rounds // LOOKS, math.ceil(FEWEST / (SHARE * _gradients(work, sizes))))
+
+
+class Diagnostics:
+    """A runtime that takes notes of every ``every``-th round, the first one included.
+
+    Everything else is passed on to the runtime inside. The full gradient ∇f is that of a fixed
+    sample of clients, some samples of each (``fedmom.training.subproblem``).
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        data: FederatedData,
+        model: Model,
+        work: LocalWork,
+        *,
+        every: int,
+        rule: Rule,
+        seed: int,
+    ) -> None:
+        self._runtime, self._every = runtime, every
+        self._sizes, self._rule = data.train.size, rule
+        self._population = int(self._sizes.sum())
+        samples = int(min(MOST, max(FEWEST, SHARE * every * _gradients(work, self._sizes))))
+        clients = min(data.clients, samples // PER_CLIENT)
+        self.sample = Subproblem(
+            model, data, clients=clients, samples=samples // clients, seed=seed
+        )
+        self._look: _Look | None = None
+
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Pass the question on; in a round that is due, note where it begins."""
+        due = round_ % self._every == 0
+        self._look = _Look(broadcast, self.sample.gradient(broadcast)[1]) if due else None
+        self._runtime.ask(round_, clients, broadcast)
+
+    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
+        """Pass the replies on, noting what they are in a round that is due."""
+        for answer in self._runtime.replies(timeout):
+            if self._look is not None and isinstance(answer, Block):
+                self._look.note(answer)
+            yield answer
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return who was asked and has not answered."""
+        return self._runtime.under_way()
+
+    def cancel(self) -> None:
+        """Forget who was asked and has not answered."""
+        self._runtime.cancel()
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        return self._runtime.splits
+
+    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+        """Let the clients evaluate a model."""
+        return self._runtime.evaluate(params, split, budget)
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self._runtime.commit()
+
+    def snapshot(self) -> Snapshot:
+        """Return what ``restore`` needs."""
+        return self._runtime.snapshot()
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Go on from a snapshot."""
+        self._runtime.restore(snapshot, broadcast)
+
+    def close(self) -> None:
+        """Release the runtime."""
+        self._runtime.close()
+
+    def of(self, record: Record, params: Params) -> dict[str, float] | None:
+        """Return the numbers of the round just done; None if it was not due.
+
+        Numbers that would divide by zero (nobody replied, or nothing moved) are absent.
+
+        Args:
+            record: The round.
+            params: The model after it.
+
+        Returns:
+            ``gradient_norm``: |∇f(w_t)|. ``alignment``: the cosine of g_t and ∇f(w_t).
+            ``drift``, ``drift_max``: |w_t - w^k_{t+1}|, mean and largest over the cohort.
+            ``dissimilarity``: Σ a_k|Δ_k|² over |Σ a_k Δ_k|² for the updates Δ_k and their weights
+            a_k in the cohort: 1 if all are equal, the cohort's size if they are orthogonal and
+            alike in length. ``step``: |w_{t+1} - w_t|. ``step_ratio``: step / |g_t|, the server
+            step that would have gone as far: η for FedAvg, and near η/(1-β) for momentum while
+            updates keep their direction.
+        """
+        look, self._look = self._look, None
+        if look is None:
+            return None
+        full, step, *rest = np.asarray(look.numbers(params), np.float64).tolist()
+        numbers = {"gradient_norm": full, "step": step}
+        update = record.update_norm
+        left_out = {rejected.client for rejected in record.rejected}
+        places = [i for i, client in enumerate(look.clients) if client not in left_out]
+        places = places[: record.replies]  # those after enough do not count, either
+        if not (places and update > 0):
+            return numbers
+        norms, products = np.reshape(rest, (2, -1))[:, places]
+        weights = self._rule.weigh(self._sizes[np.array(look.clients)[places]])
+        scale = self._rule.scale(weights.sum(), self._population)
+        mean = update / scale / weights.sum()  # |Σ a_k Δ_k|, with weights that add up to 1
+        if full > 0:
+            numbers["alignment"] = float(weights @ products) * scale / update / full
+        return numbers | {
+            "drift": float(norms.mean()),
+            "drift_max": float(norms.max()),
+            "dissimilarity": float(weights @ norms**2 / weights.sum()) / mean**2,
+            "step_ratio": step / update,
+        }
+
+
+class _Look:
+    """One round: where it began, and two numbers for each reply, but no reply itself."""
+
+    def __init__(self, params: Params, gradient: Params) -> None:
+        self._params, self._gradient = params, gradient
+        self.clients: list[int] = []
+        self._norms: list[Any] = []
+        self._products: list[jax.Array] = []
+
+    def note(self, block: Block) -> None:
+        self.clients += block.clients.tolist()
+        self._norms.append(block.metrics["norm"])
+        self._products.append(_products(block.update, self._gradient))
+
+    def numbers(self, params: Params) -> jax.Array:
+        """Return |∇f|, |w_{t+1} - w_t|, then the replies' norms, then their products with ∇f."""
+        replies = self._norms + self._products
+        return _numbers(self._gradient, self._params, params, replies)
+
+
+def _gradients(work: LocalWork, sizes: NDArray[np.int64]) -> float:
+    """Return how many gradients of one sample a client of mean size takes in a round."""
+    mean = float(sizes.mean())
+    return work.count(0, round(mean)) * (work.batch_size or mean)
+
+
+@jax.jit
+def _products(rows: Params, gradient: Params) -> jax.Array:
+    return jax.lax.map(lambda row: optax.tree.vdot(row, gradient), rows)
+
+
+@jax.jit
+def _numbers(gradient: Params, before: Params, after: Params, replies: list[Any]) -> jax.Array:
+    step = jax.tree.map(jnp.subtract, after, before)
+    lengths = jnp.stack([optax.tree.norm(gradient), optax.tree.norm(step)])
+    return jnp.concatenate([lengths, *replies])

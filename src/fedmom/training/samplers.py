@@ -1,0 +1,131 @@
+"""Samplers: values that draw the cohort of a round. A sampler is a function of (seed, round).
+
+``uniform(samples)`` and the others return a function of M, the size of a cohort, that returns the
+sampler. The cost of a draw does not depend on the number of clients.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.errors import FedMomError
+
+Cohort = NDArray[np.int64]
+Sampler = Callable[[int, int], Cohort]
+Draw = Callable[[int], Sampler]  # of the size of a cohort
+
+
+def uniform(samples: NDArray[np.int64]) -> Draw:
+    """Uniformly, without replacement (the paper's).
+
+    Args:
+        samples: n_k of every client; only their number counts here.
+
+    Returns:
+        A function of M, the clients of a round, that returns a sampler.
+
+    Examples:
+        >>> sampler = uniform(np.ones(100, np.int64))(3)
+        >>> sampler(0, 0).tolist() == sampler(0, 0).tolist(), len(sampler(0, 1))
+        (True, 3)
+    """
+    clients = len(samples)
+
+    def draw(size: int) -> Sampler:
+        _check(clients, size)
+        return lambda seed, round_: cohort(seed, round_, clients, size)
+
+    return draw
+
+
+def poisson(samples: NDArray[np.int64]) -> Draw:
+    """Each client by itself with probability M/K, so that the cohort's size varies.
+
+    Privacy accounting often assumes it. A cohort may be empty; the round's aggregate is then 0.
+
+    Args:
+        samples: n_k of every client; only their number counts here.
+
+    Returns:
+        A function of M that returns a sampler.
+
+    Examples:
+        >>> sampler = poisson(np.ones(100, np.int64))(10)
+        >>> sizes = [len(sampler(0, round_)) for round_ in range(1000)]
+        >>> bool(9 < np.mean(sizes) < 11)
+        True
+    """
+    clients = len(samples)
+
+    def draw(size: int) -> Sampler:
+        _check(clients, size)
+
+        def sampler(seed: int, round_: int) -> Cohort:
+            rng = _generator(seed, round_)
+            # Given its size, such a cohort is a uniform one.
+            return _without_replacement(rng, clients, int(rng.binomial(clients, size / clients)))
+
+        return sampler
+
+    return draw
+
+
+def weighted(samples: NDArray[np.int64]) -> Draw:
+    """In proportion to the clients' samples, without replacement, one draw after another.
+
+    Goes with uniform weights: a client's share is in how often it is drawn.
+
+    Args:
+        samples: n_k of every client.
+
+    Returns:
+        A function of M that returns a sampler.
+
+    Examples:
+        >>> sampler = weighted(np.array([1, 1, 998]))(1)
+        >>> drawn = [int(sampler(0, round_)[0]) for round_ in range(100)]
+        >>> drawn.count(2) > 90
+        True
+    """
+    ends = np.cumsum(samples)
+
+    def draw(size: int) -> Sampler:
+        _check(int(np.count_nonzero(samples)), size)
+
+        def sampler(seed: int, round_: int) -> Cohort:
+            rng = _generator(seed, round_)
+            chosen: dict[int, None] = {}
+            while len(chosen) < size:
+                drawn = np.searchsorted(ends, rng.integers(0, ends[-1], size), side="right")
+                chosen |= dict.fromkeys(drawn.tolist()[: size - len(chosen)])
+            return np.array(sorted(chosen), np.int64)
+
+        return sampler
+
+    return draw
+
+
+def cohort(seed: int, round_: int, clients: int, size: int) -> Cohort:
+    """Draw ``size`` of ``clients`` uniformly without replacement, sorted."""
+    return _without_replacement(_generator(seed, round_), clients, size)
+
+
+def _without_replacement(rng: np.random.Generator, clients: int, size: int) -> Cohort:
+    """Floyd's algorithm: as many draws as there are clients to pick, whatever the population."""
+    chosen: set[int] = set()
+    for top, draw in enumerate(
+        rng.integers(0, np.arange(clients - size, clients), endpoint=True), clients - size
+    ):
+        chosen.add(top if int(draw) in chosen else int(draw))
+    return np.array(sorted(chosen), np.int64)
+
+
+def _generator(seed: int, round_: int) -> np.random.Generator:
+    """A counter-based generator, keyed by (seed, round) as they are, at no cost of seeding."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, round_], np.uint64)))
+
+
+def _check(clients: int, size: int) -> None:
+    if not 1 <= size <= clients:
+        raise FedMomError(f"clients-per-round {size} is not between 1 and the {clients} clients.")

@@ -1,0 +1,96 @@
+"""What a run shows while it goes on, and the TensorBoard files of --tensorboard."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from fedmom.cli import progress
+from fedmom.cli.progress import TensorBoard
+from fedmom.core.errors import FedMomError
+from tests.cli.command import invoke
+from tests.experiments.small import StopAt, logs, prepared, resume, run
+
+OPTIONS = ["--data=synthetic:clients=6", "--rounds=6", "--eval-every=3", "--lr=0.01"]
+
+
+def scalars(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def expected(folder):
+    """The numbers of the logs, as TensorBoard has them."""
+    rounds, evals = logs(folder)
+    found = {
+        f"round/{key}": [(r["round"], pytest.approx(r[key])) for r in rounds]
+        for key in ("train_loss", "update_norm", "bytes_up", "bytes_down")
+    }
+    for row in evals:
+        for key in row.keys() - {"round", "split"}:
+            points = found.setdefault(f"{row['split']}/{key}", [])
+            points.append((row["round"], pytest.approx(row[key])))
+    return found
+
+
+def test_tensorboard_files_hold_the_same_numbers(tmp_path):
+    invoke("run", *OPTIONS, "--tensorboard", "--out=r")
+    found = scalars(tmp_path / "r")
+    assert len(found.pop("round/seconds")) == 6
+    assert found == expected(tmp_path / "r")
+
+
+def test_a_resumed_run_is_in_tensorboard_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt), TensorBoard(tmp_path / "r") as board:
+        run(tmp_path / "r", [board, StopAt(round_=7)])
+    with TensorBoard(tmp_path / "r") as board:
+        resume(tmp_path / "r", [board])
+    found = scalars(tmp_path / "r")
+    assert [step for step, _ in found.pop("round/seconds")] == list(range(1, 13))
+    assert found == expected(tmp_path / "r")
+
+
+def test_without_the_extra_tensorboard_is_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(FedMomError, match=r"pip install 'fedmom\[tensorboard\]'"):
+        TensorBoard(tmp_path)
+
+
+def test_a_pipe_gets_lines_and_a_terminal_a_bar():
+    plain, shown = Console(file=io.StringIO()), Console(file=io.StringIO(), force_terminal=True)
+    assert isinstance(progress.watch(plain, "x"), progress.PlainLines)
+    assert isinstance(progress.watch(shown, "x"), progress.LiveBar)
+
+
+def test_lines_are_printed_at_evaluations_only(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    with progress.watch(console, "mine") as watcher:
+        run(tmp_path / "r", [watcher], rounds=6)
+    _, evals = logs(tmp_path / "r")
+    lines = console.file.getvalue().splitlines()
+    assert lines == [
+        f"mine {train['round']}/6  train loss {train['loss']:.4f} accuracy"
+        f" {train['accuracy']:.4f}  test loss {test['loss']:.4f} accuracy {test['accuracy']:.4f}"
+        for train, test in zip(evals[::2], evals[1::2], strict=True)
+    ]
+
+
+def test_a_round_without_replies_is_shown_without_a_loss():
+    """Nobody answered: there is no loss to show, and no error."""
+    from fedmom.training.loop import Record
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    with progress.watch(console, "mine") as bar:
+        bar.begin(prepared(), 0)
+        bar.round(Record(1, [3], 0, None, 0.0, 0.1, 0, 0))
+        bar.round(Record(2, [3], 1, 0.25, 0.0, 0.1, 0, 0))
+    text = console.file.getvalue()
+    assert "2/12" in text
+    assert "loss 0.250" in text
+    assert "None" not in text

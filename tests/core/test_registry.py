@@ -1,0 +1,478 @@
+"""Names with options: how they are read, refused and listed, and rows of a user's own package."""
+
+import inspect
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmom
+from fedmom.core import registry
+from fedmom.core.registry import Registry, options, options_of, pick, split
+from fedmom.data.partition import PARTITIONS
+
+TABLES = {
+    table.what: table
+    for table in (
+        *(fedmom.ALGORITHMS, fedmom.MODELS, fedmom.DATASETS, fedmom.SOLVERS, fedmom.SCHEDULES),
+        *(fedmom.RULES, fedmom.STAGES, fedmom.SAMPLERS, fedmom.PACES, fedmom.RUNTIMES),
+        PARTITIONS,
+    )
+}
+ROWS = [(what, name) for what, table in TABLES.items() for name in table]
+
+
+def every_kind(
+    first,
+    *,
+    whole: int = 3,
+    real: float = 0.5,
+    flag: bool = False,
+    word: str = "yes",
+    choice: Literal["a", "b"] = "a",
+    maybe: int | None = None,
+    bare=2.5,
+    silent=None,
+):
+    """An option of every kind.
+
+    More that is not shown.
+    """
+    return first, whole, real, flag, word, choice, maybe, bare, silent
+
+
+def needing(*, size: int, side: float = 1.0):
+    """Two options, one of them without a default."""
+    return size, side
+
+
+def table(**rows):
+    made = Registry("thing", {})
+    for name, function in rows.items():
+        made.register(name, function)
+    return made
+
+
+NAME = st.text("abcdefghij_0123456789", min_size=1, max_size=8)
+VALUE = st.text("abcdefghij0123456789.-+/ ", max_size=8).map(str.strip)
+
+
+class TestSpecs:
+    """``name:key=value,key=value``."""
+
+    @given(name=NAME, given=st.dictionaries(NAME, VALUE, max_size=4), spaces=st.booleans())
+    def test_a_spec_that_is_written_is_read_again(self, name, given, spaces):
+        space = " " if spaces else ""
+        rest = f"{space},{space}".join(f"{k}{space}={space}{v}" for k, v in given.items())
+        assert split(f"{space}{name}{space}:{space}{rest}") == (name, given)
+        if not given:
+            assert split(name) == (name, {})
+
+    def test_a_value_may_have_colons_and_equals_in_it(self):
+        assert split("file:path=C:/x=1") == ("file", {"path": "C:/x=1"})
+
+    @pytest.mark.parametrize("spec", ["a:b", "a:b=1,c", "a:1,2"])
+    def test_what_is_no_option_is_refused(self, spec):
+        with pytest.raises(fedmom.FedMomError, match=r"is not an option\. Write name:key=value"):
+            split(spec)
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("whole=7", {"whole": 7}),
+            ("whole=-7", {"whole": -7}),
+            ("real=7", {"real": 7.0}),
+            ("real=1e-3", {"real": 0.001}),
+            ("real=inf", {"real": math.inf}),
+            ("flag=true,word=true", {"flag": True, "word": "true"}),
+            ("flag=0", {"flag": False}),
+            ("choice=b", {"choice": "b"}),
+            ("maybe=4", {"maybe": 4}),
+            ("bare=4", {"bare": 4.0}),
+            ("silent=4", {"silent": "4"}),
+        ],
+    )
+    def test_options_have_the_types_of_the_function(self, text, value):
+        found = options(every_kind, f"every:{text}")
+        assert found == value
+        assert [type(v) for v in found.values()] == [type(v) for v in value.values()]
+
+    @pytest.mark.parametrize(
+        ("spec", "says"),
+        [
+            ("every:whole=2.5", r"^every: whole='2.5' is not of type int\.$"),
+            ("every:whole=many", r"^every: whole='many' is not of type int\.$"),
+            ("every:real=", r"^every: real='' is not of type float\.$"),
+            ("every:flag=maybe", r"^every: flag='maybe' is not of type bool\.$"),
+            ("every:choice=c", r"^every: choice='c' is not of type Literal\['a', 'b'\]\.$"),
+            ("every:maybe=x", r"^every: maybe='x' is not of type int \| None\.$"),
+            ("every:bare=x", r"^every: bare='x' is not of type float\.$"),
+            ("every:hole=1", r"^every has no option 'hole'\. Its options: whole, real, flag,"),
+            ("every:first=1", r"^every has no option 'first'\."),
+            ("needing:side=2", r"^needing needs size\. Write needing:size=\.\.\.\.$"),
+            ("thing", r"^There is no thing 'thing'\. Choose one of: every, needing\.$"),
+            ("evry", r"^There is no thing 'evry'\. Did you mean 'every'\? Choose one of: "),
+            ("", r"^There is no thing ''\. Choose one of: every, needing\.$"),
+        ],
+    )
+    def test_what_cannot_be_used_is_refused_in_a_sentence(self, spec, says):
+        with pytest.raises(fedmom.FedMomError, match=says):
+            table(every=every_kind, needing=needing).build(spec, 1)
+
+    def test_what_is_missing_is_said_for_all_options(self):
+        def two(*, a: int, b: int):
+            return a, b
+
+        with pytest.raises(
+            fedmom.FedMomError, match=r"two needs a, b\. Write two:a=\.\.\.,b=\.\.\."
+        ):
+            options(two, "two")
+
+    def test_defaults_count_where_the_spec_says_nothing(self):
+        things = table(every=every_kind, needing=needing)
+        built = things.build("every:whole=9", "one", whole=1, real=2.0, unknown=5)
+        assert built[:3] == ("one", 9, 2.0)
+
+    def test_annotations_that_only_type_checkers_know_do_no_harm(self):
+        def shy(*, size: int = 3) -> "OnlyForTypeCheckers":  # noqa: F821
+            return size
+
+        assert options(shy, "shy:size=4") == {"size": 4}
+        with pytest.raises(fedmom.FedMomError, match="size='x' is not of type int"):
+            options(shy, "shy:size=x")
+
+
+class TestRows:
+    """Functions by name."""
+
+    def test_a_registered_function_is_found_and_built(self):
+        things = table(needing=needing)
+        assert list(things) == ["needing"]
+        assert "needing" in things
+        assert len(things) == 1
+        assert things["needing"] is things.find("needing:size=1") is needing
+        assert things.build("needing:size=2,side=3") == (2, 3.0)
+        assert list(things.described()) == [
+            ("needing:size=...,side=1.0", "Two options, one of them without a default.")
+        ]
+
+    def test_a_name_is_given_once(self):
+        things = table(needing=needing)
+        things.register("needing", needing)  # the same again is no clash
+        with pytest.raises(fedmom.FedMomError, match=r"^The thing 'needing' is there already\."):
+            things.register("needing", every_kind)
+
+    def test_a_built_in_name_is_not_overwritten(self):
+        with pytest.raises(fedmom.FedMomError, match="The algorithm 'fedmom' is there already"):
+            fedmom.ALGORITHMS.register("fedmom", every_kind)
+
+    def test_a_module_is_imported_when_its_function_is_asked_for(self, tmp_path, monkeypatch):
+        (tmp_path / "lazy_row.py").write_text("def f(*, size: int = 1):\n    'Small.'\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        things = Registry("thing", {"f": "lazy_row:f"})
+        assert list(things) == ["f"]
+        assert list(things.described()) == [("f:size=1", "Small.")]
+        assert "lazy_row" not in sys.modules
+        assert things["f"].__doc__ == "Small."
+        assert "lazy_row" in sys.modules
+        del sys.modules["lazy_row"]
+
+    def test_pick_takes_from_any_table(self):
+        assert pick({"a": 1}, "a", "thing") == 1
+        with pytest.raises(fedmom.FedMomError, match=r"There is no thing 'b'\. Choose one of: a\."):
+            pick({"a": 1}, "b", "thing")
+
+
+class TestTables:
+    """The tables of the package."""
+
+    @pytest.mark.parametrize(("what", "name"), ROWS, ids=lambda pair: str(pair))
+    def test_what_is_listed_is_read_from_the_source_as_it_is(self, what, name):
+        """A row is listed without loading it; loaded, it says the same."""
+        row = TABLES[what]._rows[name]
+        if not isinstance(row, str):  # loaded already: as it was written in the table
+            row = f"{row.__module__}:{row.__name__}"
+        given, about = registry._read(row)
+        function = TABLES[what][name]
+        signature = inspect.signature(function).parameters.values()
+        expected = {
+            p.name: "..." if p.default is p.empty else str(p.default)
+            for p in signature
+            if p.kind is p.KEYWORD_ONLY
+        }
+        assert given == expected
+        assert about == inspect.getdoc(function).splitlines()[0]
+        assert about.endswith(".")
+
+    @pytest.mark.parametrize(("what", "name"), ROWS, ids=lambda pair: str(pair))
+    def test_every_option_has_a_type_that_takes_its_default(self, what, name):
+        """So that what `fedmom list` shows can be written on the command line."""
+        function = TABLES[what][name]
+        shown = [
+            f"{key}={p.default}"
+            for key, p in options_of(function).items()
+            if p.default not in (None, p.empty)
+        ]
+        needed = [k for k, p in options_of(function).items() if p.default is p.empty]
+        read = options(function, f"{name}:{','.join(shown + [f'{k}=1' for k in needed])}")
+        for key, p in options_of(function).items():
+            if p.default not in (None, p.empty):
+                assert read[key] == p.default
+                assert type(read[key]) is type(p.default)
+
+    def test_listing_loads_neither_jax_nor_the_rows(self):
+        code = """
+            import sys
+            from fedmom.algorithms import ALGORITHMS
+            from fedmom.models import MODELS
+            from fedmom.runtimes import RUNTIMES
+            from fedmom.training import PACES, SAMPLERS
+
+            for table in (ALGORITHMS, MODELS, RUNTIMES, PACES, SAMPLERS):
+                assert list(table.described())
+            assert "jax" not in sys.modules, "JAX was imported"
+            assert "optax" not in sys.modules, "optax was imported"
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+METHOD = '''
+"""A user's own method, model, sampler and stage."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fedmom
+
+
+def my_method(learning_rate=1.0, momentum=0.5, *, strength: float = 2.0, quiet=True):
+    """Heavy ball, a little stronger."""
+    return optax.sgd(lambda t: strength * learning_rate, momentum=momentum)
+
+
+def memory(learning_rate=1.0):
+    """Clients that count their rounds, and send less each time."""
+
+    def run(params, rounds, problem, key):
+        w, loss = problem.train(params, key)
+        update = jax.tree.map(lambda a, b: (a - b) / (1 + rounds), params, w)
+        return update, rounds + 1, {"loss": loss}
+
+    client = fedmom.Client(run, init=lambda params: jnp.zeros(()))
+    return fedmom.Algorithm(optax.sgd(learning_rate), client=client)
+
+
+def line(features, *, scale: float = 0.1):
+    """Linear, with first weights of one size."""
+    size, classes = features.shape[0], features.classes
+    return fedmom.Model(
+        init=lambda key: scale * jax.random.normal(key, (size, classes)),
+        apply=lambda w, x, key: x @ w,
+    )
+
+
+def first(samples):
+    """The first clients, always."""
+    import numpy as np
+
+    return lambda size: lambda seed, round_: np.arange(size)
+
+
+def halves(*, factor: float = 0.5):
+    """Send a part."""
+    return fedmom.Stage(lambda u, s, key: (jax.tree.map(lambda x: factor * x, u), s))
+'''
+POINTS = """
+[fedmom.algorithms]
+my_method = my_package.method:my_method
+memory = my_package.method:memory
+
+[fedmom.models]
+line = my_package.method:line
+
+[fedmom.samplers]
+first = my_package.method:first
+
+[fedmom.stages]
+halves = my_package.method:halves
+"""
+
+
+def install(folder, points, name="my_package"):
+    """Put a package with entry points where Python finds it, as pip would."""
+    package = folder / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "method.py").write_text(METHOD)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
+    return folder
+
+
+def command(folder, *args, code=0, **environment):
+    """Run the command line in a process that has the package."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmom", *map(str, args)],
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the package."""
+    return install(tmp_path_factory.mktemp("site"), POINTS)
+
+
+class TestAPackageOfAUsersOwn:
+    """Rows from entry points, in processes of their own."""
+
+    def test_its_rows_are_listed_with_their_options(self, site):
+        shown = " ".join(command(site, "list").split())
+        for line in (
+            "algorithm my_method:strength=2.0, quiet=True Heavy ball, a little stronger.",
+            "algorithm memory Clients that count their rounds, and send less each time.",
+            "model line:scale=0.1 Linear, with first weights of one size.",
+            "sampler first The first clients, always.",
+            "stage halves:factor=0.5 Send a part.",
+            "algorithm fedmom Nesterov momentum on the server",
+        ):
+            assert line in shown
+
+    def test_it_runs_and_goes_on_as_if_it_had_never_stopped(self, site, tmp_path):
+        settings = (
+            *("--data", "synthetic:clients=5", "--lr", "0.01", "--eval-every", "2"),
+            *("--algorithm", "my_method:strength=1.5", "--momentum", "0.3"),
+            *("--model", "line:scale=0.2", "--sampler", "first", "--aggregate", "halves+mean"),
+        )
+        command(site, "run", *settings, "--rounds", 4, "--out", tmp_path / "whole")
+        command(site, "run", *settings, "--rounds", 2, "--out", tmp_path / "part")
+        config = tmp_path / "part" / "config.toml"
+        assert 'algorithm = "my_method:strength=1.5"' in config.read_text()
+        config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+        command(site, "resume", tmp_path / "part")
+        logs = [self.log(tmp_path / name) for name in ("whole", "part")]
+        assert logs[0] == logs[1]
+        assert [row["cohort"] for row in logs[0]] == [[0, 1]] * 4
+        last = "checkpoint/round-00000004.safetensors"
+        assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "part" / last).read_bytes()
+
+    def test_its_clients_states_are_in_the_checkpoint(self, site, tmp_path):
+        from safetensors.numpy import load_file
+
+        settings = ("--data", "synthetic:clients=5", "--lr", "0.01", "--algorithm", "memory")
+        command(site, "run", *settings, "--rounds", 4, "--out", tmp_path / "whole")
+        command(site, "run", *settings, "--rounds", 2, "--out", tmp_path / "part")
+        config = tmp_path / "part" / "config.toml"
+        config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+        command(site, "resume", tmp_path / "part")
+        kept = [
+            load_file(tmp_path / name / "checkpoint" / "round-00000004.safetensors")
+            for name in ("whole", "part")
+        ]
+        assert kept[0].keys() == kept[1].keys()
+        for name, tensor in kept[0].items():
+            assert (tensor == kept[1][name]).all()
+        rounds = dict(
+            zip(*(kept[0][f"clients/states/{n}"].tolist() for n in ("clients", "0")), strict=True)
+        )
+        cohorts = [k for row in self.log(tmp_path / "whole") for k in row["cohort"]]
+        assert rounds == {k: cohorts.count(k) for k in cohorts}
+
+    def log(self, folder):
+        import json
+
+        rows = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+    @pytest.mark.parametrize(
+        ("spec", "says"),
+        [
+            ("my_method:strength=much", "my_method: strength='much' is not of type float."),
+            ("my_method:quiet=perhaps", "my_method: quiet='perhaps' is not of type bool."),
+            (
+                "my_method:weight=1",
+                "my_method has no option 'weight'. Its options: strength, quiet.",
+            ),
+            ("my_metod", "there is no algorithm 'my_metod'. Did you mean 'my_method'?"),
+        ],
+    )
+    def test_its_options_are_checked_like_all_others(self, site, tmp_path, spec, says):
+        run = ("run", "--data", "synthetic:clients=5", "--algorithm", spec)
+        assert says in command(site, *run, "--out", tmp_path / "r", code=2)
+
+    def test_a_name_that_there_is_already_is_a_sentence(self, tmp_path):
+        clash = "[fedmom.algorithms]\nfedavg = my_package.method:my_method\n"
+        folder = install(tmp_path / "site", clash)
+        says = command(folder, "list", code=2)
+        assert (
+            "my_package.method:my_method is registered as the algorithm 'fedavg', which there is"
+            " already. Rename the entry point." in " ".join(says.split())
+        )
+
+    def test_two_packages_with_one_name_are_a_sentence(self, tmp_path):
+        one = "[fedmom.algorithms]\nmine = my_package.method:my_method\n"
+        install(tmp_path / "site", one)
+        install(tmp_path / "site", one.replace("my_package", "other"), name="other")
+        says = command(tmp_path / "site", "list", code=2)
+        assert "is registered as the algorithm 'mine', which there is already" in " ".join(
+            says.split()
+        )
+
+    @pytest.mark.parametrize(
+        ("value", "why"),
+        [
+            ("nowhere.method:f", "No module named 'nowhere'"),
+            ("my_package.nowhere:f", "No module named 'my_package.nowhere'"),
+            ("my_package.method:nothing", "has no attribute 'nothing'"),
+            ("my_package.torn:f", "invalid syntax"),
+            ("my_package.sad:f", "No module named 'a_library_that_is_not_here'"),
+        ],
+    )
+    def test_an_entry_point_that_leads_nowhere_is_a_sentence(self, tmp_path, value, why):
+        """Where it is used; and the list shows it, and all else."""
+        folder = install(tmp_path / "site", f"[fedmom.algorithms]\nmine = {value}\n")
+        (folder / "my_package" / "torn.py").write_text("def f(:\n")
+        (folder / "my_package" / "sad.py").write_text("import a_library_that_is_not_here\nf = 1\n")
+        run = ("run", "--data", "synthetic:clients=5", "--algorithm", "mine")
+        says = " ".join(command(folder, *run, "--out", tmp_path / "r", code=2).split())
+        assert "The algorithm mine cannot be loaded:" in says
+        assert why in says
+        shown = " ".join(command(folder, "list").split())
+        assert "mine cannot be loaded:" in shown
+        assert why in shown
+        assert "fedmom Nesterov momentum on the server" in shown
+
+
+def test_a_clash_is_told_every_time(monkeypatch):
+    """Not only when the table is first looked at, and half full from then on."""
+
+    class Points:
+        def select(self, group):
+            from importlib.metadata import EntryPoint
+
+            assert group == "fedmom.things"
+            return [EntryPoint("mine", "a:b", group), EntryPoint("f", "a:b", group)]
+
+    monkeypatch.setattr(registry, "_entry_points", Points)
+    things = Registry("thing", {"f": "math:floor"})
+    for _ in range(2):
+        with pytest.raises(fedmom.FedMomError, match="a:b is registered as the thing 'f'"):
+            list(things)
+    assert things["f"] is math.floor  # what is there is found all the same

@@ -1,0 +1,49 @@
+"""The hash that is written out gives the bits of jax.random."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmom.core import threefry
+from fedmom.core.errors import FedMomError
+
+numbers = st.integers(0, 2**32 - 1)
+
+
+@given(seed=numbers, stream=numbers)
+def test_the_key_of_a_stream_is_what_jax_folds(seed, stream):
+    expected = jax.random.fold_in(jax.random.key(seed), np.uint32(stream))
+    key = threefry.stream_key(seed, stream)
+    assert key.dtype == expected.dtype
+    assert (jax.random.key_data(key) == jax.random.key_data(expected)).all()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_without_a_key_is_refused(seed):
+    with pytest.raises(FedMomError, match=f"seed {seed} is not between 0 and 4294967295"):
+        threefry.stream_key(seed, 0)
+
+
+@given(seed=numbers, number=numbers)
+def test_keys_are_folded_as_jax_does(seed, number):
+    key = jax.random.key(seed)
+    ours = threefry.fold_in(key, np.uint32(number))
+    theirs = jax.random.fold_in(key, np.uint32(number))
+    assert (jax.random.key_data(ours) == jax.random.key_data(theirs)).all()
+
+
+@given(seed=numbers, count=st.sampled_from([1, 2, 7, 10, 64]))
+def test_bits_are_those_of_jax(seed, count):
+    key = jax.random.key(seed)
+    assert (threefry.bits(key, count) == jax.random.bits(key, (count,))).all()
+
+
+def test_keys_do_not_depend_on_the_default_of_the_process():
+    from fedmom.core.prng import clients_key, init_key
+
+    expected = [jax.random.key_data(make(3)) for make in (clients_key, init_key)]
+    with jax.default_prng_impl("rbg"):
+        found = [jax.random.key_data(make(3)) for make in (clients_key, init_key)]
+    np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,281 @@
+"""The packed store: packing and unpacking is the identity, whole or not at all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmom.core.errors import FedMomError
+from fedmom.data import leaf_sampling, load, statistics
+from fedmom.data.batches import place, read_rows, reader
+from fedmom.data.cache import cached
+from fedmom.data.federated import Features
+from fedmom.data.partition import repartition
+from fedmom.data.save import save_store
+from fedmom.data.sources.shakespeare import from_texts
+from fedmom.data.store import Packer, check_store, open_store, read_manifest
+from fedmom.models import build
+from tests.conftest import population
+
+IMAGES = {"x": ("uint8", (4, 4)), "y": ("uint8", ())}
+
+
+def packer(folder, columns=IMAGES, features=None, name="test"):
+    features = features or Features("image", (4, 4), 10)
+    return Packer(folder, name=name, features=features, columns=columns, source={"made": "here"})
+
+
+def samples(data, split):
+    """Every sample of a split, by client: the inputs and the labels."""
+    read = reader(data.features)
+    out = []
+    for start, size in zip(*data.split(split), strict=True):
+        x, y = read(data.arrays, jnp.arange(start, start + size))
+        out.append((np.asarray(x), np.asarray(y)))
+    return out
+
+
+def assert_same(one, two):
+    assert list(one.users) == list(two.users)
+    assert (one.features, one.name) == (two.features, two.name)
+    assert (one.test_users is None) == (two.test_users is None)
+    assert list(one.test_users or ()) == list(two.test_users or ())
+    for split in ("train", "test"):
+        for (x, y), (x2, y2) in zip(samples(one, split), samples(two, split), strict=True):
+            np.testing.assert_array_equal(x, x2)
+            np.testing.assert_array_equal(y, y2)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4)), min_size=1, max_size=6),
+    names=st.lists(st.text(max_size=8), min_size=6, max_size=6, unique=True),
+    seed=st.integers(0, 99),
+)
+def test_packing_and_unpacking_is_the_identity(tmp_path_factory, sizes, names, seed):
+    rng = np.random.default_rng(seed)
+    folder = tmp_path_factory.mktemp("store") / "s"
+    clients = [
+        (rng.integers(0, 256, (a + b, 4, 4), np.uint8), rng.integers(0, 10, a + b), a, b)
+        for a, b in sizes
+    ]
+    names = [n.encode("utf-8", "ignore").decode() for n in names]
+    with packer(folder) as pack:
+        for name, (x, y, a, b) in zip(names, clients, strict=False):
+            pack.add(name, {"x": x, "y": y}, train=(0, a), test=(a, b))
+    data = open_store(folder)
+    assert list(data.users) == names[: len(clients)]
+    for (x, y, a, b), train, test in zip(
+        clients, samples(data, "train"), samples(data, "test"), strict=True
+    ):
+        np.testing.assert_allclose(train[0].reshape(a, 4, 4), x[:a] / np.float32(255), rtol=1e-6)
+        np.testing.assert_array_equal(train[1], y[:a])
+        np.testing.assert_array_equal(test[1], y[a:])
+        assert len(test[1]) == b
+    assert check_store(folder) == []
+
+
+def texts(seed=0, lengths=(1500, 950, 3000)):
+    rng = np.random.default_rng(seed)
+    return from_texts(
+        "t", {f"r{i}": "".join(rng.choice(list("abc de"), n)) for i, n in enumerate(lengths)}
+    )
+
+
+VIEWS = {
+    "rows": lambda: population([5, 9, 30], test_sizes=[2, 0, 7]),
+    "text": texts,
+    "some users": lambda: leaf_sampling.sample_users(texts(), 0.6, seed=1),
+    "iid rows": lambda: leaf_sampling.sample_iid(
+        population([5, 9, 30], test_sizes=[2, 1, 7]), 0.8, 0.7
+    ),
+    "iid text": lambda: leaf_sampling.sample_iid(texts(), 0.5, 0.9),
+    "split by user": lambda: leaf_sampling.split(population([5, 9, 30]), "user", 0.7),
+    "text split by user": lambda: leaf_sampling.split(texts(), "user", 0.7),
+    "partition": lambda: repartition(
+        population([20, 30], test_sizes=[5, 5]), "dirichlet:clients=4,alpha=0.5"
+    ),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_saved_as_it_is_seen(tmp_path, view):
+    data = VIEWS[view]()
+    save_store(data, tmp_path / "s", {"view": view})
+    assert_same(data, open_store(tmp_path / "s"))
+    assert check_store(tmp_path / "s") == []
+    assert statistics.faults(open_store(tmp_path / "s")) == []
+
+
+def test_overlapping_windows_cost_the_text(tmp_path):
+    data = texts(lengths=(200_000,))
+    save_store(data, tmp_path / "s", {})
+    held = sum(f.stat().st_size for f in (tmp_path / "s").iterdir())
+    assert int(data.train.size.sum() + data.test.size.sum()) > 199_000
+    assert held < 200_000 + 10_000
+
+
+def test_a_store_trains_like_its_source(tmp_path):
+    data = population([5, 9, 30, 12], test_sizes=[2, 1, 7, 3])
+    save_store(data, tmp_path / "s", {})
+    model, read = build("logreg", data.features), reader(data.features)
+
+    @jax.jit
+    def gradient(params, arrays, positions):
+        x, y = read(arrays, positions)
+        return jax.grad(lambda p: model.loss(model.apply(p, x, None), y).mean())(params)
+
+    ends = []
+    for source in (data, load(str(tmp_path / "s"))):
+        params, arrays = model.init(jax.random.key(0)), place(source.arrays)
+        for start, size in zip(*source.train, strict=True):
+            step = gradient(params, arrays, jnp.arange(start, start + size))
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, step)
+        ends.append(params[0]["w"])
+    np.testing.assert_array_equal(*ends)
+
+
+def fail_after(call, *args, **kwargs):
+    call(*args, **kwargs)
+    raise RuntimeError
+
+
+def test_an_error_while_packing_leaves_nothing(tmp_path):
+    rows = {"x": np.zeros((2, 4, 4)), "y": np.zeros(2)}
+    with pytest.raises(RuntimeError), packer(tmp_path / "s") as pack:
+        fail_after(pack.add, "a", rows, train=(0, 1), test=(1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import sys, time
+import numpy as np
+from pathlib import Path
+from fedmom.data.federated import Features
+from fedmom.data.store import Packer
+with Packer(Path(sys.argv[1]), name="t", features=Features("image", (4, 4), 10),
+            columns={"x": ("uint8", (4, 4)), "y": ("uint8", ())}, source={}) as pack:
+    for k in range(10**9):
+        pack.add(str(k), {"x": np.zeros((9, 4, 4)), "y": np.zeros(9)}, train=(0, 8), test=(8, 1))
+        if k == 50:
+            print("packing", flush=True)
+"""
+
+
+def test_a_kill_while_packing_leaves_no_store_and_is_cleaned_up(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "s")], stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"packing\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "s").exists()
+    assert len(list(tmp_path.iterdir())) == 1  # what the killed packer left
+    with packer(tmp_path / "s") as pack:
+        pack.add("a", {"x": np.zeros((2, 4, 4)), "y": np.zeros(2)}, train=(0, 1), test=(1, 1))
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def one_client_store(folder):
+    with packer(folder) as pack:
+        pack.add("a", {"x": np.ones((3, 4, 4)), "y": np.arange(3)}, train=(0, 2), test=(2, 1))
+    return folder
+
+
+def test_changed_bytes_are_found_and_missing_bytes_refused(tmp_path):
+    folder = one_client_store(tmp_path / "s")
+    content = bytearray((folder / "x.bin").read_bytes())
+    content[5] ^= 1
+    (folder / "x.bin").write_bytes(content)
+    assert ["x.bin has changed" in fault for fault in check_store(folder)] == [True]
+    (folder / "x.bin").write_bytes(content[:-1])
+    with pytest.raises(FedMomError, match=r"x\.bin has 47 bytes, not 48"):
+        open_store(folder)
+
+
+def test_a_store_of_pictures_is_one_of_images(tmp_path):
+    # Versions up to 0.1 wrote the kind "picture" into stores of the same format.
+    folder = one_client_store(tmp_path / "s")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["kind"] == "image"
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "kind": "picture"}))
+    assert open_store(folder).features.kind == read_manifest(folder)["kind"] == "image"
+
+
+def test_a_store_cannot_be_changed_through_its_arrays(tmp_path):
+    folder = one_client_store(tmp_path / "s")
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    data = open_store(folder)
+    tables = (*data.arrays.values(), *data.train, *data.test)
+    assert len(tables) == 6
+    for table in tables:
+        with pytest.raises(ValueError, match="read-only"):
+            table[...] = 1
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_another_format_is_refused(tmp_path):
+    folder = one_client_store(tmp_path / "s")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(FedMomError, match="store of format 99"):
+        open_store(folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(FedMomError, match="not a packed store"):
+        open_store(folder)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "train", "says"),
+    [
+        ({"x": np.zeros((2, 4, 4)), "y": np.zeros(2)}, (0, 0), "no training samples"),
+        ({"x": np.zeros((2, 5, 4)), "y": np.zeros(2)}, (0, 1), r"shape \(5, 4\), not \(4, 4\)"),
+        ({"x": np.zeros((2, 4, 4)), "y": np.array([0, 256])}, (0, 1), "do not fit uint8"),
+        ({"x": np.full((2, 4, 4), 0.5), "y": np.zeros(2)}, (0, 1), "do not fit uint8"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, arrays, train, says):
+    with pytest.raises(FedMomError, match=says), packer(tmp_path / "s") as pack:
+        pack.add("a", arrays, train=train, test=(0, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_is_packed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMOM_CACHE", str(tmp_path / "cache"))
+    calls = []
+
+    def pack(folder: Path):
+        calls.append(folder)
+        one_client_store(folder)
+
+    first, second = (cached("n", ["same"], pack) for _ in range(2))
+    cached("n", ["other"], pack)
+    assert len(calls) == 2
+    assert_same(first, second)
+    assert all(p.parent == tmp_path / "cache" for p in calls)
+
+
+def test_opening_does_not_read_the_data(tmp_path):
+    # A sparse file of 32 GiB: it opens, and the samples asked for are read, at no cost.
+    folder = one_client_store(tmp_path / "s")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    rows = 2**31 - 1
+    for name, width in (("x", 16), ("y", 1)):
+        manifest["arrays"][name]["shape"][0] = rows
+        os.truncate(folder / f"{name}.bin", rows * width)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    data = open_store(folder)
+    assert data.arrays["x"].nbytes == 16 * rows
+    placed = place(data.arrays)  # shared with JAX, not copied: it would not fit in memory
+    x, y = read_rows(placed, jnp.array([1, 2]))
+    assert (float(x.sum()), y.tolist()) == (pytest.approx(2 * 16 / 255), [1, 2])

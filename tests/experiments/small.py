@@ -1,0 +1,104 @@
+"""Small runs, made to be stopped, and what is compared of their folders."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from fedmom.experiments import build, settings
+from fedmom.experiments.execute import execute
+from fedmom.experiments.folder import RunFolder
+
+SMALL = {"data": "synthetic:clients=6", "rounds": 12, "eval-every": 4, "lr": 0.01}
+
+
+def prepared(**values):
+    """The parts of a small run, with some settings of its own."""
+    return build.prepare(settings.parse({**SMALL, **values}))
+
+
+def run(path, watchers=(), **values):
+    """Run in a new folder; return the result."""
+    experiment = prepared(**values)
+    return execute(RunFolder.create(path, experiment.config), experiment, list(watchers))
+
+
+def resume(path, watchers=()):
+    """Go on with what is in a folder, from its files alone; return the result."""
+    folder = RunFolder.open(path)
+    return execute(folder, build.prepare(folder.settings()), list(watchers))
+
+
+def checkpoint_bytes(path):
+    return {p.name: p.read_bytes() for p in sorted((path / "checkpoint").iterdir())}
+
+
+def pointer(path):
+    return json.loads((path / "checkpoint" / "checkpoint.json").read_bytes())
+
+
+def logs(path):
+    """The logs without the clock."""
+    opened = RunFolder.open(path)
+    rounds = [{**r, "seconds": None} for r in opened.rows("rounds.jsonl")]
+    return rounds, opened.rows("evals.jsonl")
+
+
+class Watcher:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.began, self.rounds, self.evaluations = [], [], []
+
+    def begin(self, _experiment, round_):
+        self.began.append(round_)
+
+    def round(self, record):
+        self.rounds.append(record.round)
+
+    def evaluated(self, rows):
+        self.evaluations.append(rows[0]["round"])
+
+
+class StopAt(Watcher):
+    """A watcher that presses Ctrl-C."""
+
+    def __init__(self, round_=None, evaluation=None):
+        super().__init__()
+        self.round_, self.evaluation = round_, evaluation
+
+    def round(self, record):
+        if record.round == self.round_:
+            raise KeyboardInterrupt
+
+    def evaluated(self, rows):
+        if rows[0]["round"] == self.evaluation:
+            raise KeyboardInterrupt
+
+
+def process(*args, **environment):
+    """Start the command line as a user does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedmom", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def wait_for_rounds(path, more, child):
+    """Return when so many rounds have been added to a run's log."""
+    log = path / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    # Resuming first cuts the log back, so count what is there once it has begun anew.
+    least = None
+    while True:
+        done = log.read_bytes().count(b"\n") if log.exists() else 0
+        least = done if least is None else min(least, done)
+        if done >= least + more:
+            return
+        assert child.poll() is None, f"the run ended early: {child.communicate()[1]}"
+        assert time.monotonic() < deadline, "the run does not move"
+        time.sleep(0.002)

@@ -1,0 +1,174 @@
+"""Models against references: sizes by formula, layers by NumPy loops, dropout by its law."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedmom.core.errors import FedMomError
+from fedmom.data.federated import Features
+from fedmom.models import MODELS, build
+from fedmom.models._conv_pool import LARGE
+from fedmom.models.base import dropout
+
+IMAGE = Features("image", (28, 28), 62)
+VECTOR = Features("vector", (60,), 10)
+TEXT = Features("text", (80,), 80)
+FITTING = {
+    "char_lstm": [TEXT],
+    "lenet5": [IMAGE, Features("image", (32, 32, 3), 10)],
+    "leaf_cnn": [IMAGE],
+    "logreg": [IMAGE, VECTOR],
+    "mlp": [IMAGE, VECTOR],
+}
+CASES = [(name, f) for name, fitting in FITTING.items() for f in fitting]
+
+
+def inputs(features, count=3, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (count, *features.shape)
+    if features.kind == "text":
+        return jnp.asarray(rng.integers(0, features.classes, shape))
+    return jnp.asarray(rng.random(shape), jnp.float32)
+
+
+def size(params):
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def test_every_model_is_tested():
+    assert FITTING.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize(("name", "features"), CASES)
+def test_logits_per_sample_that_do_not_depend_on_the_rest_of_the_batch(name, features):
+    model = build(name, features)
+    params = model.init(jax.random.key(0))
+    x = inputs(features)
+    logits = model.apply(params, x, None)
+    assert logits.shape == (3, features.classes)
+    alone = jnp.concatenate([model.apply(params, x[i : i + 1], None) for i in range(3)])
+    np.testing.assert_allclose(logits, alone, rtol=1e-4, atol=1e-5)
+    losses = model.loss(logits, jnp.arange(3))
+    expected = jax.nn.logsumexp(logits, axis=1) - logits[jnp.arange(3), jnp.arange(3)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "leaf_cnn", "logreg"])
+@pytest.mark.parametrize("count", [3, LARGE + 1])  # large batches take XLA's own convolution
+def test_pixels_may_be_whole_numbers(name, count):
+    features = Features("image", (12, 12), 5)
+    model = build(name, features)
+    params = model.init(jax.random.key(0))
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (count, 12, 12)), jnp.int32)
+    logits = model.apply(params, x, None)
+    np.testing.assert_array_equal(logits, model.apply(params, x.astype(jnp.float32), None))
+
+
+def test_equal_models_are_one_object():
+    assert build("mlp:hidden=5", VECTOR) is build("mlp:hidden=5", Features("vector", (60,), 10))
+
+
+def test_first_parameters_are_the_same_inside_another_program():
+    model = build("lenet5", IMAGE)
+    alone, inside = model.init(jax.random.key(4)), jax.jit(model.init)(jax.random.key(4))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), alone, inside)
+
+
+def test_sizes_are_the_papers():
+    def count(name, features):
+        return size(build(name, features).init(jax.random.key(0)))
+
+    dense = [(400, 120), (120, 84), (84, 62)]
+    lenet = (25 + 1) * 6 + (25 * 6 + 1) * 16 + sum((a + 1) * b for a, b in dense)
+    assert count("lenet5", IMAGE) == lenet
+    leaf = (25 + 1) * 32 + (25 * 32 + 1) * 64 + (7 * 7 * 64 + 1) * 2048 + 2049 * 62
+    assert count("leaf_cnn", IMAGE) == leaf
+    lstm = 80 * 8 + (8 + 128 + 1) * 4 * 128 + (128 + 1) * 80
+    assert count("char_lstm", TEXT) == lstm
+    assert count("logreg", VECTOR) == 61 * 10
+    assert count("mlp", IMAGE) == 785 * 200 + 201 * 200 + 201 * 62
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def test_the_lstm_is_the_textbooks():
+    features = Features("text", (6,), 9)
+    model = build("char_lstm:embedding=3,hidden=4", features)
+    params = model.init(jax.random.key(1))
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    x = inputs(features, count=2)
+    h, c = np.zeros((2, 4)), np.zeros((2, 4))
+    for t in range(6):
+        e = p["embedding"][np.asarray(x[:, t])]
+        z = e @ p["input"]["w"] + p["input"]["b"] + h @ p["recurrent"]
+        i, f, g, o = np.split(z, 4, axis=1)
+        c = sigmoid(f + 1) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+    expected = h @ p["out"]["w"] + p["out"]["b"]
+    np.testing.assert_allclose(model.apply(params, x, None), expected, rtol=1e-4, atol=1e-5)
+
+
+def conv_relu_pool(x, layer, pad):
+    w, b = layer["w"], layer["b"]
+    x = np.pad(x, ((pad, pad), (pad, pad), (0, 0)))
+    rows, cols = x.shape[0] - 4, x.shape[1] - 4
+    out = np.array(
+        [
+            [np.einsum("ijc,ijco->o", x[r : r + 5, q : q + 5], w) for q in range(cols)]
+            for r in range(rows)
+        ]
+    )
+    out = np.maximum(out + b, 0)[: rows // 2 * 2, : cols // 2 * 2]
+    return out.reshape(rows // 2, 2, cols // 2, 2, -1).max(axis=(1, 3))
+
+
+@pytest.mark.parametrize("name", ["lenet5", "leaf_cnn"])
+def test_the_convolutional_nets_are_their_loops(name):
+    features = Features("image", (12, 12), 5)
+    model = build(name, features)
+    params = model.init(jax.random.key(2))
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    image = inputs(features, count=1)
+    x = conv_relu_pool(np.asarray(image[0], np.float64)[..., None], p["conv1"], 2)
+    x = conv_relu_pool(x, p["conv2"], 0 if name == "lenet5" else 2).ravel()
+    for layer in ("dense1", "dense2") if name == "lenet5" else ("dense",):
+        x = np.maximum(x @ p[layer]["w"] + p[layer]["b"], 0)
+    expected = x @ p["out"]["w"] + p["out"]["b"]
+    np.testing.assert_allclose(model.apply(params, image, None)[0], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
+    x = jnp.ones(40_000)
+    dropped = dropout(x, 0.25, jax.random.key(0))
+    assert set(np.unique(dropped).round(5)) == {0.0, np.float32(1 / 0.75).round(5)}
+    # Standard deviation of the mean: sqrt(p / (1 - p) / n).
+    assert abs(float(dropped.mean()) - 1) < 6 * np.sqrt(0.25 / 0.75 / 40_000)
+    model = build("leaf_cnn", Features("image", (12, 12), 5))
+    params, image = model.init(jax.random.key(0)), inputs(Features("image", (12, 12), 5))
+    trained = model.apply(params, image, jax.random.key(1))
+    assert not np.allclose(trained, model.apply(params, image, None))
+
+
+@pytest.mark.parametrize(
+    ("spec", "features", "says"),
+    [
+        ("char_lstm", IMAGE, "char_lstm reads text data, but this data is image"),
+        ("lenet5", TEXT, "lenet5 reads image data"),
+        ("lenet5", Features("image", (8, 8), 2), "12x12 or more, not 8x8"),
+        ("lenet", IMAGE, "There is no model 'lenet'. Did you mean 'lenet5'"),
+        ("mlp:width=3", VECTOR, "mlp has no option 'width'. Its options: hidden, layers"),
+        ("mlp:hidden=0", VECTOR, "hidden=0"),
+        ("mlp:hidden=many", VECTOR, "hidden='many' is not of type int"),
+        ("mlp:hidden", VECTOR, "'hidden' in 'mlp:hidden' is not an option"),
+        ("leaf_cnn:dropout_rate=1", IMAGE, r"not in \[0, 1\)"),
+        ("char_lstm:hidden=0", TEXT, "hidden=0"),
+    ],
+)
+def test_mistakes_are_sentences(spec, features, says):
+    with pytest.raises(FedMomError, match=says):
+        build(spec, features)

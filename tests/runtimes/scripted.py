@@ -1,0 +1,123 @@
+"""A runtime for tests: it answers as it is told, in any order, late, not at all, or wrongly."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedmom.algorithms import schedules
+from fedmom.algorithms.client import capacity
+from fedmom.core.prng import clients_key
+from fedmom.data.batches import place, reader
+from fedmom.runtimes.base import Block, Failure, Snapshot, Workload
+from fedmom.runtimes.programs import Task, compiled
+from fedmom.runtimes.scoring import Scorer
+from fedmom.runtimes.states import ClientStates
+
+Question = tuple[int, int, Any]  # client, round, broadcast
+
+
+class Scripted:
+    """Trains clients one by one, when their reply is taken.
+
+    ``order`` puts the questions under way into the order of their replies; ``lost`` clients never
+    answer; ``failing`` ones say why; ``change`` may put another block in place of a reply.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        order: Callable[[list[Question]], list[Question]] = lambda questions: questions,
+        lost: set[int] | None = None,
+        failing: dict[int, str] | None = None,
+        change: Callable[[Block], Block | list[Block]] = lambda block: block,
+    ) -> None:
+        self._data, self._client = workload.data, workload.client
+        self._work, self._seed = workload.local_work, workload.seed
+        self._arrays = place(workload.data.arrays)
+        self._scorer = Scorer(workload.model, workload.data, self._arrays)
+        self._program = compiled(
+            workload.model, reader(self._data.features), self._work, self._client, "one"
+        )
+        self._states = ClientStates(self._client)
+        self._order, self._change = order, change
+        self.lost, self.failing = lost or set(), failing or {}
+        self._asked: list[Question] = []
+        self._committed: list[Question] = []
+
+    def ask(self, round_, clients, broadcast):
+        self._asked += [(client, round_, broadcast) for client in clients.tolist()]
+
+    def replies(self, timeout=None) -> Iterator[Block | Failure]:
+        del timeout  # who does not answer is known at once
+        while self._asked:
+            question = self._order(list(self._asked))[0]
+            self._asked.remove(question)
+            client, round_, broadcast = question
+            if client in self.lost:
+                continue
+            if client in self.failing:
+                yield Failure(client, self.failing[client], round_)
+                continue
+            changed = self._change(self._answer(client, round_, broadcast))
+            yield from [changed] if isinstance(changed, Block) else changed
+
+    def _answer(self, client, round_, broadcast) -> Block:
+        start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
+        task = Task(client, start, size, self._work.count(round_, size), round_)
+        update, state, metrics = self._program(
+            broadcast,
+            self._states.stacked([client], broadcast),
+            self._arrays,
+            np.array([task], np.int32),
+            clients_key(self._seed),
+            schedules.at(self._work.lr, round_),
+            capacity=capacity(self._work, size),
+        )
+        clients = np.array([client])
+        self._states.put(clients, state)
+        return Block(clients, update, np.array([size]), metrics, round_)
+
+    def under_way(self):
+        return [(client, round_) for client, round_, _ in self._asked]
+
+    def cancel(self):
+        self._asked = []
+
+    @property
+    def splits(self):
+        return self._scorer.splits
+
+    def evaluate(self, params, split, budget=None):
+        if self._client.personal is None:
+            return self._scorer(params, split, budget)
+        return self._scorer.personal(
+            lambda k: self._client.personal(params, self._states.get(k, params)), split, budget
+        )
+
+    def commit(self):
+        self._states.commit()
+        self._committed = list(self._asked)
+
+    def snapshot(self):
+        tensors = self._states.tensors()
+        for i, (client, round_, broadcast) in enumerate(self._committed):
+            tensors[f"asked/{i}"] = np.array([client, round_])
+            for j, leaf in enumerate(jax.tree.leaves(broadcast)):
+                tensors[f"asked/{i}/{j}"] = np.asarray(leaf)
+        return Snapshot(tensors)
+
+    def restore(self, snapshot, broadcast):
+        self._states.load(snapshot.tensors, broadcast)
+        leaves, form = jax.tree.flatten(broadcast)
+        self._asked = []
+        while (name := f"asked/{len(self._asked)}") in snapshot.tensors:
+            client, round_ = snapshot.tensors[name].tolist()
+            sent = [snapshot.tensors[f"{name}/{j}"] for j in range(len(leaves))]
+            self._asked.append((client, round_, jax.tree.unflatten(form, sent)))
+        self.commit()
+
+    def close(self):
+        """Nothing is held."""

@@ -1,0 +1,337 @@
+"""What every runtime promises. A new runtime is one more row in ``RUNTIMES``."""
+
+import threading
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmom
+from fedmom.runtimes.base import Block, Workload
+from fedmom.runtimes.local import local
+from fedmom.training.admission import Form, malformed, unusable
+from tests.conftest import population
+from tests.runtimes.scripted import Scripted
+
+RUNTIMES = {
+    "local": local,
+    "local, one worker": lambda workload: local(workload, workers=1),
+    "local, vectorized": lambda workload: local(workload, vectorized=True),
+    "scripted": Scripted,
+    "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
+}
+SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
+WORKS = {"short": SHORT, "shuffled": LONG}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return population([5, 9, 3, 14, 7, 6], test_sizes=[2, 0, 1, 4, 3, 2])
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return fedmom.build_model("logreg", data.features)
+
+
+@pytest.fixture(params=RUNTIMES)
+def make(request, data, model):
+    """Make the runtime under test for an algorithm; all are closed at the end."""
+    made = []
+
+    def make(algorithm=None, *, work=SHORT, seed=0):
+        runtime = RUNTIMES[request.param](Workload(data, model, work, algorithm, seed))
+        made.append(runtime)
+        return runtime
+
+    yield make
+    for runtime in made:
+        runtime.close()
+
+
+def model_at(model, seed=0):
+    return fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()), seed).params
+
+
+def asked(runtime, round_, clients, params):
+    """Ask, and return everybody's update by client."""
+    runtime.ask(round_, np.array(clients), params)
+    return by_client(runtime.replies())
+
+
+def by_client(answers):
+    updates = {}
+    for block in answers:
+        assert isinstance(block, Block)
+        assert block.members is None
+        for row, client in enumerate(block.clients.tolist()):
+            assert client not in updates
+            updates[client] = jax.tree.map(lambda leaf, i=row: np.asarray(leaf[i]), block.update)
+    return updates
+
+
+def equal(a, b):
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
+@lru_cache  # one object: its programs are traced once
+def counting():
+    """A method whose clients count how often they were asked, and send that, too."""
+
+    def run(broadcast, count, problem, key):
+        w, loss = problem.train(broadcast, key)
+        update = jax.tree.map(lambda a, b: (a - b) * (1 + count), broadcast, w)
+        return update, count + 1, {"loss": loss}
+
+    client = fedmom.Client(run, init=lambda _: jnp.zeros(()))
+    return fedmom.Algorithm(fedmom.fedavg(), client=client)
+
+
+def test_everybody_who_is_asked_answers_once_with_a_usable_reply(make, data, model):
+    runtime, params = make(), model_at(model)
+    runtime.ask(3, np.array([4, 1, 0]), params)
+    assert sorted(runtime.under_way()) == [(0, 3), (1, 3), (4, 3)]
+    form, seen = Form.of(params), []
+    for block in runtime.replies():
+        assert block.version == 3
+        assert malformed(block, form) == ""
+        assert unusable(block, data.train.size, {0, 1, 4}) == []
+        seen += block.clients.tolist()
+    assert sorted(seen) == [0, 1, 4]
+    assert runtime.under_way() == []
+    assert list(runtime.replies()) == []
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_equal_questions_have_equal_answers(make, model, work):
+    params = model_at(model)
+    runtime, other = make(work=work), make(work=work)
+    first = asked(runtime, 2, [0, 3, 5], params)
+    assert equal(first, asked(runtime, 2, [0, 3, 5], params))
+    assert equal(first, asked(other, 2, [0, 3, 5], params))
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_an_answer_depends_on_seed_round_and_client_alone(make, model, work):
+    params = model_at(model)
+    runtime = make(work=work)
+    together = asked(runtime, 2, [0, 3, 5], params)
+    close(together[3], asked(runtime, 2, [3], params)[3])
+    close(together[3], asked(runtime, 2, [5, 4, 3, 2, 1, 0], params)[3])
+    assert not equal(together[3], asked(runtime, 1, [3], params)[3])
+    assert not equal(together[3], asked(make(work=work, seed=1), 2, [3], params)[3])
+
+
+def test_runtimes_agree(make, data, model):
+    params = model_at(model)
+    expected = asked(local(Workload(data, model, SHORT, None, 0)), 1, [0, 2, 4], params)
+    close(asked(make(), 1, [0, 2, 4], params), expected)
+
+
+def test_two_questions_under_way_are_answered_with_their_own_models(make, model):
+    old, new = model_at(model, 0), model_at(model, 1)
+    runtime = make()
+    runtime.ask(0, np.array([0, 1]), old)
+    runtime.ask(1, np.array([2]), new)
+    versions = {}
+    updates = {}
+    for block in runtime.replies():
+        versions |= dict.fromkeys(block.clients.tolist(), block.version)
+        updates |= by_client([block])
+    assert versions == {0: 0, 1: 0, 2: 1}
+    close(updates, asked(make(), 0, [0, 1], old) | asked(make(), 1, [2], new))
+
+
+def test_replies_that_are_not_waited_for_come_later_unless_cancelled(make, model):
+    params = model_at(model)
+    runtime = make()
+    runtime.ask(0, np.array([0, 1, 2, 3]), params)
+    for block in runtime.replies():
+        first = by_client([block])
+        break
+    left = {client for client, _ in runtime.under_way()}
+    assert left == {0, 1, 2, 3} - set(first)
+    rest = by_client(runtime.replies())
+    assert set(rest) == left
+    close(first | rest, asked(make(), 0, [0, 1, 2, 3], params))
+    runtime.ask(1, np.array([0, 1]), params)
+    runtime.cancel()
+    assert runtime.under_way() == []
+    assert list(runtime.replies()) == []
+
+
+def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, model):
+    broken = [True]
+
+    def run(broadcast, state, problem, key):
+        if broken[0]:
+            raise ZeroDivisionError("in the client")
+        w, loss = problem.train(broadcast, key)
+        return jax.tree.map(jnp.subtract, broadcast, w), state, {"loss": loss}
+
+    runtime = make(fedmom.Algorithm(fedmom.fedavg(), client=fedmom.Client(run)))
+    params = model_at(model)
+    runtime.ask(0, np.array([0, 1]), params)
+    with pytest.raises(ZeroDivisionError, match="in the client"):
+        list(runtime.replies())
+    runtime.cancel()
+    broken[0] = False
+    close(asked(runtime, 0, [0, 1], params), asked(make(), 0, [0, 1], params))
+
+
+def test_states_are_kept_for_clients_that_were_seen(make, model):
+    runtime, params = make(counting()), model_at(model)
+    plain = asked(make(), 0, [0, 2], params)
+    for times in (1, 2, 3):
+        updates = asked(runtime, 0, [0, 2], params)
+        close(updates, jax.tree.map(lambda u, t=times: u * t, plain))
+        runtime.commit()
+    tensors = runtime.snapshot().tensors
+    assert tensors["states/clients"].tolist() == [0, 2]
+    assert tensors["states/0"].tolist() == [3, 3]
+
+
+def test_a_snapshot_is_of_whole_rounds_and_goes_on_elsewhere(make, model):
+    """In the middle of a round, a snapshot is that of the last commit."""
+    params, later = model_at(model), model_at(model, 1)
+    runtime = make(counting())
+    asked(runtime, 0, [0, 1], params)
+    runtime.ask(0, np.array([2, 3]), params)  # under way when the round ends
+    runtime.commit()
+    runtime.ask(1, np.array([0]), later)
+    list(runtime.replies())
+    snapshot = runtime.snapshot()
+    fresh = make(counting())
+    fresh.restore(snapshot, params)
+    assert sorted(fresh.under_way()) == [(2, 0), (3, 0)]
+    expected = make(counting())
+    asked(expected, 0, [0, 1], params)
+    expected.ask(0, np.array([2, 3]), params)
+    assert equal(by_client(fresh.replies()), by_client(expected.replies()))
+    again = asked(fresh, 1, [0, 4], later)
+    assert equal(again, asked(expected, 1, [0, 4], later))
+
+
+def test_a_snapshot_of_nothing_is_empty(make, model):
+    runtime = make()
+    asked(runtime, 0, [0, 1], model_at(model))
+    runtime.commit()
+    assert runtime.snapshot().tensors == {}
+
+
+def test_evaluation_sums_over_each_client_with_samples(make, data, model):
+    runtime, params = make(), model_at(model, 3)
+    assert list(runtime.splits) == ["train", "test"]
+    for name in ("train", "test"):
+        split = data.split(name)
+        scores = runtime.evaluate(params, name)
+        present = np.flatnonzero(split.size)
+        assert scores.samples.tolist() == split.size[present].tolist()
+        assert scores.evaluated.tolist() == split.size[present].tolist()
+        for k, client in enumerate(present):
+            rows = slice(split.start[client], split.start[client] + split.size[client])
+            x, y = data.arrays["x"][rows], data.arrays["y"][rows]
+            logits = x.astype(np.float64) @ np.asarray(params[0]["w"], np.float64)
+            logits = logits + np.asarray(params[0]["b"], np.float64)
+            log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+            loss = -log_p[np.arange(len(y)), y].sum()
+            np.testing.assert_allclose(scores.sums["loss"][k], loss, rtol=1e-5)
+            assert scores.sums["accuracy"][k] == (logits.argmax(1) == y).sum()
+    assert runtime.evaluate(params, "train", 12).evaluated.sum() <= 12
+
+
+def test_personal_models_are_evaluated_with_their_clients_state(make, model):
+    def run(broadcast, bias, problem, key):
+        w, loss = problem.train(broadcast, key)
+        return jax.tree.map(jnp.subtract, broadcast, w), bias + 1, {"loss": loss}
+
+    def personal(params, bias):
+        return [{**params[0], "b": params[0]["b"] + jnp.array([1.0, 0, 0]) * bias}]
+
+    client = fedmom.Client(run, init=lambda _: jnp.zeros(()), personal=personal)
+    runtime = make(fedmom.Algorithm(fedmom.fedavg(), client=client))
+    params = model_at(model)
+    plain = make().evaluate(params, "train")
+    close(runtime.evaluate(params, "train").sums, plain.sums)  # nobody has been asked
+    asked(runtime, 0, [1], params)
+    moved = make().evaluate(personal(params, 1.0), "train")
+    scores = runtime.evaluate(params, "train")
+    expected = np.where(np.arange(6) == 1, moved.sums["loss"], plain.sums["loss"])
+    np.testing.assert_allclose(scores.sums["loss"], expected, rtol=1e-5)
+
+
+def test_training_is_the_same_on_every_runtime(make, data, model):
+    def train(runtime, algorithm):
+        pace = fedmom.synchronous(fedmom.uniform(data.train.size), 3)
+        start = fedmom.start(model, algorithm)
+        options = {"pace": pace, "samples": data.train.size, "rounds": 4}
+        return list(fedmom.train(start, runtime, algorithm, **options))
+
+    method = fedmom.Algorithm(fedmom.fedmom(2.0, 0.9), stages=(fedmom.clip(norm=0.5),))
+    reference = train(local(Workload(data, model, SHORT, method, 0)), method)
+    ours = train(make(method), method)
+    for (state, record), (expected, other) in zip(ours, reference, strict=True):
+        close(state.params, expected.params)
+        assert (record.cohort, record.replies) == (other.cohort, other.replies)
+
+
+def test_missing_and_failing_clients_are_left_out_of_the_mean(data, model):
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
+    workload = Workload(data, model, SHORT, method, 0)
+    runtime = Scripted(workload, lost={1}, failing={2: "battery low"})
+    everybody = fedmom.synchronous(lambda _: lambda _seed, _round: np.arange(4), 4)
+    start = fedmom.start(model, method)
+    options = {"pace": everybody, "samples": data.train.size, "rounds": 1}
+    ((state, record),) = fedmom.train(start, runtime, method, **options)
+    updates = asked(Scripted(workload), 0, [0, 3], start.params)
+    n = data.train.size
+    share = n[0] / (n[0] + n[3])
+    expected = jax.tree.map(
+        lambda w, a, b: w - share * a - (1 - share) * b, start.params, updates[0], updates[3]
+    )
+    close(state.params, expected)
+    assert record.replies == 2
+    assert record.rejected == ((2, "battery low"),)
+    assert record.row()["rejected"] == [[2, "battery low"]]
+
+
+def test_stale_replies_count_less_and_carry_on(data, model):
+    """One client answers a round late: its update, of the old model, weighs 1/sqrt(2)."""
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))
+    slow = lambda asked: sorted(asked, key=lambda q: (q[0] == 0 and q[1] == 0, q[1]))  # noqa: E731
+    runtime = Scripted(Workload(data, model, SHORT, method, 0), order=slow)
+    cohorts = {0: [0, 1], 1: [2, 3], 2: [4, 5]}
+    draw = lambda _: lambda _seed, round_: np.array(cohorts.get(round_, [1, 3]))  # noqa: E731
+    pace = fedmom.buffered(draw, 2, in_flight=4)
+    start = fedmom.start(model, method)
+    options = {"pace": pace, "samples": data.train.size, "rounds": 2}
+    (one, first), (two, second) = fedmom.train(start, runtime, method, **options)
+    assert (first.cohort, second.cohort) == ([0, 1, 2, 3], [4, 5])
+    reference = Scripted(Workload(data, model, SHORT, method, 0))
+    old = asked(reference, 0, [0, 1, 2, 3], start.params)
+    expected = jax.tree.map(lambda w, a, b: w - (a + b) / 2, start.params, old[1], old[2])
+    close(one.params, expected)
+    # Round 1 takes client 3 (one round old) and client 4 or 0, whichever the order puts first.
+    weight = 1 / np.sqrt(2)
+    fresh = asked(reference, 1, [4], one.params)
+    stale = jax.tree.map(lambda w, a, b: w - (weight * a + b) / 2, one.params, old[3], fresh[4])
+    close(two.params, stale)
+
+
+def test_threads_end_with_the_runtime(data, model):
+    before = set(threading.enumerate())
+    runtime = local(Workload(data, model, fedmom.LocalWork(lr=0.1, steps=30_000), None, 0))
+    runtime.ask(0, np.array([0, 1, 2]), model_at(model))
+    assert next(iter(runtime.replies())).clients.tolist() == [0]
+    runtime.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -1,0 +1,54 @@
+"""The docstrings of public names: arguments, returns, and examples that run."""
+
+import doctest
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import fedmom
+from fedmom.core.registry import Registry
+
+SOURCE = Path(fedmom.__file__).parent
+PUBLIC = [name for name in fedmom.__all__ if not isinstance(getattr(fedmom, name), Registry)]
+FILES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text()]
+
+
+def module_of(file):
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_examples_run(file):
+    tests = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module_of(file)))
+    runner = doctest.DocTestRunner(verbose=False)
+    printed = []
+    for test in tests:
+        runner.run(test, out=printed.append)
+    assert not runner.failures, "".join(printed)
+    assert runner.tries == file.read_text().count(">>> ")  # none is overlooked
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_have_arguments_returns_and_an_example(name):
+    value = getattr(fedmom, name)
+    value = value if callable(value) else type(value)
+    text = inspect.getdoc(value)
+    assert text
+    assert "Examples:" in text
+    if isinstance(value, type):
+        expected = arguments_of_class(value)
+    else:
+        expected = set(inspect.signature(value).parameters)
+        assert "Returns:" in text or "Yields:" in text
+    documented = {line.strip().partition(":")[0] for line in text.splitlines()}
+    assert expected <= documented, expected - documented
+
+
+def arguments_of_class(value):
+    """The parameters of a class, where it has any of its own."""
+    if issubclass(value, Exception) or getattr(value, "_is_protocol", False):
+        return set()
+    return set(inspect.signature(value).parameters)

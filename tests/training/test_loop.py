@@ -1,0 +1,463 @@
+"""The one loop: weighting, missing clients, gradient descent as a special case, divergence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmom
+from fedmom.algorithms import build
+from fedmom.algorithms.base import as_server
+from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork, full_gradient
+from fedmom.data.batches import place, reader
+from fedmom.runtimes import local
+from fedmom.runtimes.base import Failure
+from fedmom.runtimes.programs import compiled
+from fedmom.training.aggregate import AT_ONCE, compile_programs
+from fedmom.training.samplers import cohort
+from tests.conftest import population
+from tests.training.scripted import (
+    LOSSES,
+    SIZES,
+    UPDATES,
+    Scripted,
+    block,
+    fedavg,
+    one_round,
+    rounds,
+    uniform,
+    weights_of,
+)
+
+WEIGHTINGS = ("population", "cohort", "uniform")
+
+
+def replying(order=lambda clients: clients, absent=()):
+    """Single replies in some order; some clients never answer."""
+    return Scripted(
+        lambda round_, clients, _: [
+            block([k], version=round_) for k in order(clients) if k not in absent
+        ]
+    )
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_weightings_are_their_formulas(size, weighting):
+    chosen = cohort(0, 0, 5, size)
+    n, delta = SIZES[chosen], UPDATES[chosen]
+    g = {
+        "population": n @ delta / SIZES.sum(),
+        "cohort": n @ delta / n.sum(),
+        "uniform": delta.mean(axis=0),
+    }[weighting]
+    state, record = one_round(Scripted(), fedavg(weighting), pace=uniform(SIZES, size))
+    np.testing.assert_allclose(state.params, -g, rtol=1e-5)
+    np.testing.assert_allclose(record.update_norm, np.linalg.norm(g), rtol=1e-5)
+    assert record.cohort == chosen.tolist()
+    weights = np.ones(size) if weighting == "uniform" else n
+    assert record.train_loss == pytest.approx(np.average(LOSSES[chosen], weights=weights))
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_a_client_that_fails_does_not_count(weighting):
+    state, record = one_round(replying(absent={1, 3}), fedavg(weighting))
+    here = [0, 2, 4]
+    expected = weights_of(weighting, here) @ UPDATES[here]
+    np.testing.assert_allclose(state.params, -expected, rtol=1e-5)
+    assert (record.replies, record.bytes_up, record.bytes_down) == (3, 3 * 12, 5 * 12)
+
+
+@pytest.mark.parametrize("bad_replies", ["stop", "skip"])
+def test_a_failure_is_written_down_and_stops_nothing(bad_replies):
+    def answers(round_, clients, _):
+        return [
+            Failure(1, "its battery is empty", round_),
+            *(block([k]) for k in clients if k != 1),
+        ]
+
+    state, record = one_round(Scripted(answers), bad_replies=bad_replies)
+    here = [0, 2, 3, 4]
+    np.testing.assert_allclose(
+        state.params, -weights_of("population", here) @ UPDATES[here], rtol=1e-5
+    )
+    assert record.rejected == ((1, "its battery is empty"),)
+    assert record.row()["rejected"] == [[1, "its battery is empty"]]
+
+
+def test_a_late_failure_does_not_speak_for_a_later_question():
+    """A client whose old work failed may be at work again."""
+
+    def answers(round_, clients, _):
+        old = [Failure(1, "it was too slow", round_ - 1)] if round_ else []
+        return [*old, *(block([k], version=round_) for k in clients)]
+
+    *_, (_, record) = rounds(Scripted(answers), count=2)
+    assert record.replies == 5
+
+
+def test_a_round_without_replies_leaves_the_model_alone():
+    state, record = one_round(replying(absent=set(range(5))))
+    np.testing.assert_array_equal(state.params, np.zeros(3))
+    assert record.replies == 0
+    assert record.train_loss is None
+    assert record.row()["train_loss"] is None
+
+
+@given(seed=st.integers(0, 1000), weighting=st.sampled_from(WEIGHTINGS))
+def test_the_order_of_replies_changes_nothing_but_float_noise(seed, weighting):
+    def shuffled(clients):
+        return np.random.default_rng(seed).permutation(clients)
+
+    plain, _ = one_round(replying(), fedavg(weighting))
+    permuted, _ = one_round(replying(order=shuffled), fedavg(weighting))
+    np.testing.assert_allclose(plain.params, permuted.params, rtol=1e-5, atol=1e-6)
+
+
+def trained(data, work, rounds=5, m=None, weighting="population", rate=1.0, seed=0, **runtime):
+    model = fedmom.build_model("logreg", data.features)
+    algorithm = fedavg(weighting, rate)
+    runtime = fedmom.LocalRuntime(data, model, work, seed=seed, **runtime)
+    *_, (state, _record) = fedmom.train(
+        fedmom.start(model, algorithm, seed),
+        runtime,
+        algorithm,
+        pace=uniform(data.train.size, m or data.clients),
+        samples=data.train.size,
+        rounds=rounds,
+        seed=seed,
+    )
+    runtime.close()
+    return model, state.params
+
+
+def leaves(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def test_fedavg_with_everyone_full_data_and_one_step_is_gradient_descent():
+    data, lr = population([3, 11, 40]), 0.3
+    model, w = trained(data, LocalWork(lr=lr, steps=1, batch_size=None))
+
+    def f(w):
+        x, y = reader(data.features)(data.arrays, jnp.arange(54))
+        return model.loss(model.apply(w, x, None), y).mean()
+
+    expected = fedmom.start(model, fedavg(), 0).params
+    for _ in range(5):
+        expected = jax.tree.map(lambda p, g: p - lr * g, expected, jax.grad(f)(expected))
+    np.testing.assert_allclose(leaves(w), leaves(expected), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighting", ["population", "cohort"])
+def test_a_client_split_in_two_changes_nothing_for_full_gradients(weighting):
+    whole = population([12, 30])
+    parts = population([12, 10, 20])  # the same rows in the same order
+    np.testing.assert_array_equal(whole.arrays["x"], parts.arrays["x"])
+    one, two = (trained(d, full_gradient(0.2), weighting=weighting)[1] for d in (whole, parts))
+    np.testing.assert_allclose(leaves(one), leaves(two), rtol=1e-4, atol=1e-6)
+
+
+def test_workers_change_no_bit():
+    data = population([5, 9, 30, 2, 17])
+    work = LocalWork(lr=0.1, epochs=2, batch_size=4)
+    one, four = (trained(data, work, m=3, workers=w)[1] for w in (1, 4))
+    np.testing.assert_array_equal(leaves(one), leaves(four))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        LocalWork(lr=0.1, steps=7, batch_size=4),
+        LocalWork(lr=0.1, epochs=2, batch_size=4),
+        LocalWork(lr=0.1, epochs=1, batch_size=4, solver=optax.adam, prox=0.1),
+        full_gradient(0.2),
+    ],
+    ids=["steps", "epochs", "adam", "full"],
+)
+def test_a_vectorized_cohort_equals_one_client_after_another(work, monkeypatch):
+    monkeypatch.setattr(local, "CLIENTS_AT_ONCE", 2)  # so that 5 clients take three calls
+    data = population([5, 9, 30, 2, 17])
+    one, many = (trained(data, work, rounds=3, vectorized=v)[1] for v in (False, True))
+    np.testing.assert_allclose(leaves(one), leaves(many), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [LocalWork(lr=0.1, steps=3), LocalWork(lr=0.1, epochs=2, batch_size=4), full_gradient(0.2)],
+    ids=["steps", "epochs", "full"],
+)
+def test_a_few_short_clients_in_one_call_equal_clients_on_threads(work, monkeypatch):
+    monkeypatch.setattr(local, "FEW_AT_ONCE", 2)  # so that 3 clients take two calls
+    data = population([5, 9, 30, 2, 17])
+    found = []
+    for short in (0, float("inf")):
+        monkeypatch.setattr(local, "SHORT", short)
+        found.append(leaves(trained(data, work, m=3)[1]))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+
+
+def noted_ways(monkeypatch):
+    """The way in which each call of a runtime goes: "one", "few" or "many", with its clients."""
+    ways, run = [], local.LocalRuntime._run
+
+    def noted(self, broadcast, lr, part, way):
+        ways.append((way, [task.client for task in part]))
+        return run(self, broadcast, lr, part, way)
+
+    monkeypatch.setattr(local.LocalRuntime, "_run", noted)
+    return ways
+
+
+def test_how_a_round_is_computed_does_not_depend_on_a_clock(monkeypatch):
+    """The same cohort goes the same way again: counted work decides, so that bits repeat."""
+    ways = noted_ways(monkeypatch)
+    data, work = population([5, 9, 30, 2, 17]), LocalWork(lr=0.1, epochs=1, batch_size=4)
+    longest = fedmom.build_model("logreg", data.features).init(jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(longest))
+    monkeypatch.setattr(local, "SHORT", size * 16 + 1)  # a client of 17 samples is long
+    trained(data, work, rounds=6, m=1)
+    expected = [
+        ("one" if max(-(-data.train.size[c] // 4) * 4) > 16 else "few", c.tolist())
+        for c in (cohort(0, t, 5, 1) for t in range(6))
+    ]
+    assert ways == expected
+    assert {way for way, _ in ways} == {"one", "few"}
+
+
+def test_the_vectorized_way_hands_on_one_block_as_it_was_computed():
+    """Earlier, every reply was cut out of the stack by a dispatch of its own."""
+    data = population([5, 9, 30, 2, 17])
+    model = fedmom.build_model("logreg", data.features)
+    runtime = fedmom.LocalRuntime(data, model, LocalWork(lr=0.1, steps=2), vectorized=True)
+    answers, program = [], runtime._programs["many"]
+
+    def noted(*args, **options):
+        answers.append(program(*args, **options))
+        return answers[-1]
+
+    runtime._programs["many"] = noted
+    runtime.ask(0, np.array([0, 2, 3, 4]), model.init(jax.random.key(0)))
+    (reply,) = runtime.replies()
+    ((update, _states, metrics),) = answers
+    assert reply.clients.tolist() == [0, 2, 3, 4]
+    assert reply.samples.tolist() == [5, 30, 2, 17]
+    for got, computed in zip(
+        jax.tree.leaves((reply.update, dict(reply.metrics))),
+        jax.tree.leaves((update, metrics)),
+        strict=True,
+    ):
+        assert got is computed
+        assert len(got) == 4
+
+
+@pytest.mark.parametrize("size", [8, 17, 24])
+def test_large_cohorts_add_up_in_parts(size):
+    rng = np.random.default_rng(1)
+    deltas = rng.normal(size=(size, 3)).astype(np.float32)
+    samples = rng.integers(1, 50, size)
+
+    def answers(_round, clients, _broadcast):
+        return [block([k], deltas[[k]], samples[[k]], np.array([k], np.float32)) for k in clients]
+
+    state, record = one_round(Scripted(answers), fedavg("cohort"), samples=samples)
+    np.testing.assert_allclose(
+        state.params, -samples @ deltas / samples.sum(), rtol=1e-4, atol=1e-5
+    )
+    assert record.train_loss == pytest.approx(samples @ np.arange(size) / samples.sum(), rel=1e-5)
+
+
+def test_runs_that_differ_in_numbers_only_share_one_program():
+    data = population([5, 9])
+    model = fedmom.build_model("logreg", data.features)
+    works = [LocalWork(lr=0.1, steps=3), LocalWork(lr=0.2, steps=lambda t: 5 + t)]
+
+    def program(work):
+        return compiled(model, reader(data.features), work, LOCAL_TRAINING, "few")
+
+    one, two = map(program, works)
+    assert one is two
+    assert program(LocalWork(lr=0.1, epochs=1)) is not one
+
+
+def test_divergence_is_a_sentence_that_names_the_client():
+    data = population([20, 20])
+    with pytest.raises(fedmom.DivergedError, match=r"client \d sent back .* not finite"):
+        trained(data, LocalWork(lr=1e38, steps=20), rounds=20)
+
+
+@pytest.mark.parametrize("rate", [1e37, 3e38])
+@pytest.mark.parametrize("server", [fedmom.fedavg, fedmom.fedmom, fedmom.fedavgm])
+def test_a_server_step_beyond_the_numbers_is_divergence_of_the_server(server, rate):
+    """Earlier, such a model was handed on, evaluated and saved as if nothing had happened."""
+    good = fedmom.Algorithm(server(1.0))
+    first, _ = one_round(Scripted(), good)
+    huge = fedmom.Algorithm(server(rate))
+    loud = Scripted(lambda *_: [block([4], 100 * jnp.asarray(UPDATES[[4]]), version=1)])
+    with pytest.raises(fedmom.DivergedError, match=r"Round 2: .*server's step is not finite"):
+        rounds(loud, huge, state=first)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(first))
+    again, _ = one_round(Scripted(), good, state=first)
+    *_, (expected, _) = rounds(Scripted(), good, 2)
+    np.testing.assert_array_equal(again.params, expected.params)
+
+
+@pytest.mark.parametrize("m", [0, 6])
+def test_an_impossible_cohort_is_refused(m):
+    with pytest.raises(fedmom.FedMomError, match=f"clients-per-round {m} is not between 1 and"):
+        one_round(Scripted(), pace=uniform(SIZES, m))
+
+
+def test_what_to_do_with_bad_replies_is_checked():
+    with pytest.raises(fedmom.FedMomError, match="bad-replies 'ignore' is neither stop nor skip"):
+        one_round(Scripted(), bad_replies="ignore")
+
+
+class TestCompilation:
+    """Programs are compiled once: for a run, for equal runs, and whoever drops out."""
+
+    def test_a_run_compiles_its_programs_once(self):
+        data = population([5, 9, 30])
+        model = fedmom.build_model("mlp:hidden=7", data.features)
+        work = LocalWork(lr=0.1, steps=2)
+        runtime = fedmom.LocalRuntime(data, model, work)
+        algorithm = fedmom.Algorithm(fedmom.fedmom(1.0))
+        for seed in (0, 1):
+            state = fedmom.start(model, algorithm, seed)
+            list(
+                fedmom.train(
+                    state,
+                    runtime,
+                    algorithm,
+                    pace=uniform(data.train.size, 2),
+                    samples=data.train.size,
+                    rounds=4,
+                )
+            )
+        read = reader(data.features)
+        assert compiled(model, read, work, LOCAL_TRAINING, "few")._cache_size() == 1
+        server = as_server(algorithm.server)
+        assert compile_programs(server, fedmom.mean(), ()).step._cache_size() == 1
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"server_lr": "cosine:start=1,rounds=9", "momentum": 0.5, "average": 0.9},
+            {"aggregate": "clip:norm=1+mean", "weighting": "cohort"},
+            {"aggregate": "trimmed_mean:share=0.2", "weighting": "uniform"},
+        ],
+        ids=["plain", "server", "clip", "trimmed"],
+    )
+    def test_equal_settings_are_one_algorithm(self, settings):
+        one, two = (build.algorithm("fedmom", **settings) for _ in range(2))
+        assert one is two
+
+    def test_the_servers_step_is_traced_once_for_equal_settings(self, monkeypatch):
+        """Earlier, each run built an optimizer of its own and compiled the step again."""
+        traces = []
+
+        def noisy(learning_rate=1.0):
+            """SGD that counts how often it is traced."""
+
+            def update(g, state, params=None):
+                traces.append(1)
+                return optax.sgd(learning_rate).update(g, state, params)
+
+            return optax.GradientTransformation(optax.sgd(learning_rate).init, update)
+
+        monkeypatch.setitem(fedmom.ALGORITHMS._rows, "noisy", noisy)  # registered, for this test
+        for _ in range(2):
+            algorithm = build.algorithm("noisy", 0.5)
+            rounds(Scripted(), algorithm, 3)
+        assert len(traces) == 1
+
+    def test_equal_rules_are_one(self):
+        assert fedmom.mean() == fedmom.mean("population") == fedmom.mean(weighting="population")
+        assert fedmom.trimmed_mean(share=0.2) is fedmom.trimmed_mean(share=0.2)
+        assert fedmom.clip(norm=1.0) is fedmom.clip(norm=1.0)
+
+    def test_texts_loaded_twice_share_programs(self):
+        """Earlier, a text had a reader of its own each time it was loaded."""
+        specs = "shakespeare:roles=2,samples=900"
+        one, two = (fedmom.load_data(specs) for _ in range(2))
+        assert one is not two
+        assert reader(one.features) is reader(two.features)
+        runtimes = [
+            fedmom.LocalRuntime(data, fedmom.build_model("char_lstm", data.features), WORK)
+            for data in (one, two)
+        ]
+        assert runtimes[0]._programs == runtimes[1]._programs
+        assert runtimes[0]._scorer._score is runtimes[1]._scorer._score
+
+    @pytest.mark.parametrize("size", [3, 5, 8, AT_ONCE + 3, 2 * AT_ONCE + 1])
+    def test_drop_outs_compile_nothing_new(self, size):
+        """Earlier, every number of replies was a program of its own."""
+        samples = np.arange(1, size + 1)
+
+        def answers(round_, clients, _):
+            there = clients[: 1 + round_ % size]
+            return [block([k], samples=[samples[k]], version=round_) for k in there]
+
+        server = optax.sgd(0.1)  # its own, so that its programs are this test's alone
+        algorithm = fedmom.Algorithm(server)
+        found = rounds(Scripted(answers), algorithm, size + 1, samples=samples)
+        assert [r.replies for _, r in found] == [*range(1, size + 1), 1]
+        programs = compile_programs(as_server(server), fedmom.mean(), ())
+        assert programs.step._cache_size() <= 2
+        assert programs.add._cache_size() <= 2
+
+    def test_drop_outs_compile_nothing_new_for_a_rule_that_needs_each_reply(self):
+        def answers(round_, clients, _):
+            return [block([k], version=round_) for k in clients[: 1 + round_ % 5]]
+
+        server, rule = optax.sgd(0.1), fedmom.trimmed_mean(share=0.2)
+        rounds(Scripted(answers), fedmom.Algorithm(server, rule=rule), 6)
+        assert compile_programs(as_server(server), rule, ()).step._cache_size() == 1
+
+
+WORK = LocalWork(lr=0.1, steps=1)
+
+
+def test_data_is_shared_with_jax_not_copied():
+    data = population([5, 9, 30])
+    placed = place(data.arrays)
+    for name in ("x", "y"):
+        assert placed[name].unsafe_buffer_pointer() == data.arrays[name].ctypes.data
+
+
+class TestInterrupted:
+    """A loop that was left in the middle of a round, and another one over the same runtime."""
+
+    def test_the_round_is_played_anew(self):
+        data = population([5, 9, 30, 2, 17])
+        model = fedmom.build_model("logreg", data.features)
+        algorithm = fedavg()
+        options = {
+            "pace": uniform(data.train.size, 3),
+            "samples": data.train.size,
+            "rounds": 3,
+        }
+        whole = fedmom.LocalRuntime(data, model, WORK)
+        *_, (expected, _) = fedmom.train(
+            fedmom.start(model, algorithm), whole, algorithm, **options
+        )
+        runtime = fedmom.LocalRuntime(data, model, WORK)
+        state, _ = next(fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options))
+        runtime.ask(state.round, np.array([0, 1, 2]), state.params)  # and then, Ctrl-C
+        *_, (again, _) = fedmom.train(state, runtime, algorithm, **options)
+        np.testing.assert_array_equal(leaves(again.params), leaves(expected.params))
+
+    def test_the_state_before_is_as_it_was(self):
+        first, _ = one_round(Scripted())
+        before = np.array(first.params)
+
+        def answers(round_, clients, _):
+            return [block([clients[0]], version=round_), KeyboardInterrupt()]
+
+        with pytest.raises(KeyboardInterrupt):
+            rounds(Scripted(answers), state=first)
+        np.testing.assert_array_equal(first.params, before)

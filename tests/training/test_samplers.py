@@ -1,0 +1,217 @@
+"""Cohorts: functions of (seed, round), with the probabilities they promise, for any population."""
+
+from collections import Counter
+from itertools import combinations, permutations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmom
+from fedmom.training import SAMPLERS
+from fedmom.training.samplers import cohort
+from tests.training.scripted import SIZES, UPDATES, Scripted, begin, fedavg, one_round, rounds
+
+DRAWS = 4000
+
+
+def chi_square(counts, expected):
+    """How far counts are from their expectations; with d degrees of freedom its mean is d."""
+    return sum((counts[k] - e) ** 2 / e for k, e in expected.items())
+
+
+def bound(degrees):
+    """Six standard deviations above the mean of a chi-square."""
+    return degrees + 6 * np.sqrt(2 * degrees)
+
+
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1), round_=st.integers(0, 10**6))
+def test_a_cohort_has_m_different_clients_of_the_population(data, seed, round_):
+    clients = data.draw(st.integers(1, 10**9))
+    size = data.draw(st.integers(1, min(clients, 50)))
+    chosen = cohort(seed, round_, clients, size)
+    assert len(set(chosen.tolist())) == size
+    assert chosen.min() >= 0
+    assert chosen.max() < clients
+    assert (np.diff(chosen) > 0).all()
+
+
+def test_it_depends_on_seed_and_round_alone():
+    first = [cohort(7, t, 100, 5).tolist() for t in range(20)]
+    assert first == [cohort(7, t, 100, 5).tolist() for t in range(20)]
+    assert first != [cohort(8, t, 100, 5).tolist() for t in range(20)]
+    assert len({tuple(c) for c in first}) > 15
+
+
+def test_everyone_is_taken_when_m_is_k():
+    assert cohort(0, 3, 9, 9).tolist() == list(range(9))
+
+
+def test_every_subset_is_equally_likely():
+    draws = 6000
+    counts = Counter(tuple(cohort(1, t, 5, 2).tolist()) for t in range(draws))
+    subsets = list(combinations(range(5), 2))
+    assert chi_square(counts, dict.fromkeys(subsets, draws / len(subsets))) < bound(9)
+
+
+@pytest.mark.parametrize("clients", [10**3, 10**15])
+def test_the_population_costs_nothing(clients):
+    assert len(cohort(0, 0, clients, 10)) == 10  # 10^15 clients would not fit in memory
+
+
+class Many:
+    """The sizes of 10^15 clients, which no array could hold."""
+
+    def __len__(self):
+        return 10**15
+
+
+@pytest.mark.parametrize("name", ["uniform", "poisson"])
+def test_only_the_number_of_clients_is_looked_at(name):
+    chosen = SAMPLERS[name](Many())(10)(0, 0)
+    assert (np.diff(chosen) > 0).all()
+
+
+def test_a_weighted_draw_looks_at_few_of_the_clients(monkeypatch):
+    """The sizes are summed once; a draw then finds its clients by bisection."""
+    draw = fedmom.weighted(np.ones(10**6, np.int64))(10)
+    monkeypatch.setattr(np, "cumsum", None)
+    assert len(draw(0, 0)) == 10
+
+
+def test_uniform_is_the_papers_cohort():
+    draw = fedmom.uniform(SIZES)(2)
+    for t in range(10):
+        np.testing.assert_array_equal(draw(3, t), cohort(3, t, 5, 2))
+
+
+class TestPoisson:
+    """Each client by itself with probability M/K."""
+
+    clients, size = 8, 3
+
+    def drawn(self):
+        draw = fedmom.poisson(np.ones(self.clients, np.int64))(self.size)
+        rows = np.zeros((DRAWS, self.clients), bool)
+        for t in range(DRAWS):
+            rows[t, draw(5, t)] = True
+        return rows
+
+    def test_every_client_is_in_with_probability_m_over_k(self):
+        p = self.size / self.clients
+        shares = self.drawn().mean(axis=0)
+        np.testing.assert_allclose(shares, p, atol=5 * np.sqrt(p * (1 - p) / DRAWS))
+
+    def test_sizes_are_binomial(self):
+        k, p = self.clients, self.size / self.clients
+        counts = Counter(self.drawn().sum(axis=1).tolist())
+        choose = [1]
+        for i in range(k):
+            choose.append(choose[-1] * (k - i) // (i + 1))
+        expected = {s: DRAWS * choose[s] * p**s * (1 - p) ** (k - s) for s in range(k + 1)}
+        assert chi_square(counts, expected) < bound(k)
+        assert counts[0] > 0  # a cohort may be empty
+
+    def test_clients_are_independent(self):
+        correlations = np.corrcoef(self.drawn().T)[np.triu_indices(self.clients, 1)]
+        np.testing.assert_allclose(correlations, 0, atol=5 / np.sqrt(DRAWS))
+
+    def test_an_empty_cohort_changes_nothing_for_fedavg(self):
+        draw = fedmom.poisson(SIZES)(1)
+        empty = next(t for t in range(1000) if len(draw(0, t)) == 0)
+        pace = fedmom.synchronous(fedmom.poisson(SIZES), 1)
+        first = begin(fedavg(), jnp.arange(3.0))._replace(round=empty)
+        after, record = one_round(Scripted(), pace=pace, state=first)
+        np.testing.assert_array_equal(after.params, first.params)
+        assert (record.cohort, record.replies, record.train_loss) == ([], 0, None)
+        assert record.update_norm == 0
+
+    def test_with_m_equal_k_everybody_is_in(self):
+        assert fedmom.poisson(np.ones(4))(4)(0, 0).tolist() == [0, 1, 2, 3]
+
+
+class TestWeighted:
+    """One draw after another, in proportion to the samples of those who are left."""
+
+    samples = np.array([1, 2, 3, 6])
+
+    def test_the_first_draw_is_in_proportion_to_the_samples(self):
+        draw = fedmom.weighted(self.samples)(1)
+        counts = Counter(int(draw(2, t)[0]) for t in range(DRAWS))
+        shares = self.samples / self.samples.sum()
+        assert chi_square(counts, dict(enumerate(DRAWS * shares))) < bound(3)
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_later_draws_are_in_proportion_among_those_left(self, size):
+        expected = Counter()
+        for order in permutations(range(4), size):
+            probability, left = 1.0, self.samples.sum()
+            for client in order:
+                probability *= self.samples[client] / left
+                left -= self.samples[client]
+            expected[tuple(sorted(order))] += DRAWS * probability
+        draw = fedmom.weighted(self.samples)(size)
+        counts = Counter(tuple(draw(0, t).tolist()) for t in range(DRAWS))
+        assert set(counts) <= set(expected)
+        assert chi_square(counts, expected) < bound(len(expected) - 1)
+
+    def test_a_client_without_samples_is_never_drawn(self):
+        draw = fedmom.weighted(np.array([0, 5, 0, 5]))(2)
+        assert all(draw(0, t).tolist() == [1, 3] for t in range(20))
+        with pytest.raises(
+            fedmom.FedMomError, match="clients-per-round 3 is not between 1 and the 2 "
+        ):
+            fedmom.weighted(np.array([0, 5, 0, 5]))(3)
+
+    def test_with_uniform_weights_the_mean_over_draws_is_the_populations(self):
+        """The first draw's expected update is Σ n_k/n Δ_k."""
+        draw = fedmom.weighted(SIZES)(1)
+        mean = np.mean([UPDATES[draw(1, t)[0]] for t in range(DRAWS)], axis=0)
+        expected = SIZES @ UPDATES / SIZES.sum()
+        np.testing.assert_allclose(mean, expected, atol=5 * UPDATES.std() / np.sqrt(DRAWS))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+class TestContract:
+    """What the loop relies on, for every sampler."""
+
+    def test_it_is_a_function_of_seed_and_round(self, name):
+        draw, again = (SAMPLERS[name](np.arange(1, 41))(6) for _ in range(2))
+        drawn = [draw(1, t).tolist() for t in range(30)]
+        assert drawn == [again(1, t).tolist() for t in reversed(range(30))][::-1]
+        assert drawn != [draw(2, t).tolist() for t in range(30)]
+        assert len({tuple(c) for c in drawn}) > 25
+
+    def test_clients_are_different_and_of_the_population(self, name):
+        draw = SAMPLERS[name](np.arange(1, 41))(6)
+        for t in range(50):
+            chosen = draw(0, t)
+            assert chosen.dtype == np.int64
+            assert (np.diff(chosen) > 0).all()
+            assert not len(chosen) or (chosen[0] >= 0 and chosen[-1] < 40)
+
+    @pytest.mark.parametrize("size", [0, -1, 6])
+    def test_an_impossible_cohort_is_refused(self, name, size):
+        with pytest.raises(
+            fedmom.FedMomError, match=f"clients-per-round {size} is not between 1 and the 5 clients"
+        ):
+            SAMPLERS[name](SIZES)(size)
+
+
+def test_a_users_own_function_is_a_sampler():
+    """Anything of (seed, round) that names clients, also as a plain list."""
+    mine = lambda seed, round_: [(seed + round_) % 5, 4]  # noqa: E731
+    pace = fedmom.synchronous(lambda _size: mine, 2)
+    runtime = Scripted()
+    found = rounds(runtime, fedavg("uniform"), 3, pace=pace)
+    assert [r.cohort for _, r in found] == [[0, 4], [1, 4], [2, 4]]
+    np.testing.assert_allclose(found[0][0].params, -UPDATES[[0, 4]].mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("cohort", [[0, 7], [-1, 2], [3, 3]])
+def test_a_sampler_that_names_nobody_or_twice_is_refused(cohort):
+    pace = fedmom.synchronous(lambda _size: lambda _seed, _round: np.array(cohort), 2)
+    with pytest.raises(fedmom.FedMomError, match="sampler"):
+        one_round(Scripted(), pace=pace)
