@@ -1,6 +1,7 @@
 """A runtime whose clients say what a test tells them to, and one round of the loop with it."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,15 +48,23 @@ class Scripted:
         self.asked: list[tuple[int, list[int]]] = []
         self.cancelled: list[list[tuple[int, int]]] = []
         self.commits = 0
+        self.news: tuple = ()  # the broadcast of a question that is not answered yet
         self.queue: list = []
         self.waiting: list[tuple[int, int]] = []
 
     def ask(self, round_, clients, broadcast):
-        self.asked.append((round_, clients.tolist()))
+        """Note the question; a round may ask its cohort in parts."""
+        if self.news and self.asked[-1][0] == round_:
+            self.asked[-1][1].extend(clients.tolist())
+        else:
+            self.asked.append((round_, clients.tolist()))
+        self.news = (broadcast,)
         self.waiting += [(k, round_) for k in clients.tolist()]
-        self.queue += self.answers(round_, clients.tolist(), broadcast)
 
     def replies(self, timeout=None):  # noqa: ARG002
+        if self.news:
+            self.queue += self.answers(*self.asked[-1], *self.news)
+            self.news = ()
         while self.queue:
             answer = self.queue.pop(0)
             if isinstance(answer, BaseException):
@@ -92,6 +101,7 @@ def everybody(size):
     return lambda _seed, _round: np.arange(size)
 
 
+@lru_cache  # one object for all tests, which then share compiled programs
 def fedavg(weighting="population", rate=1.0, **parts):
     return fedmom.Algorithm(fedmom.fedavg(rate), **({"rule": fedmom.mean(weighting)} | parts))
 

@@ -99,7 +99,7 @@ RULES = {
 
 
 def method(rule):
-    return fedmom.Algorithm(fedmom.fedavg(), rule=RULES[rule])
+    return fedavg(rule=RULES[rule])
 
 
 def aggregate(rule, clients):

@@ -1,16 +1,21 @@
-"""What makes a client's reply unusable. Replies are checked before they count."""
+"""Which replies count: who was asked, and what makes a reply unusable."""
 
 import math
-from collections.abc import Set
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Set
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.algorithms.base import norms
+from fedmom.core.errors import BadReplyError, DivergedError
 from fedmom.core.types import Params
-from fedmom.runtimes.base import Block
+from fedmom.runtimes.base import Block, Failure
+from fedmom.training.pace import Pace
+
+BadReplies = Literal["stop", "skip"]
 
 
 class Rejected(NamedTuple):
@@ -121,3 +126,161 @@ def _fault(client: int, claimed: int, samples: NDArray[np.int64], asked: Set[int
     if claimed != samples[client]:
         return f"it claims {claimed} samples and has {samples[client]}"
     return ""
+
+
+class Admitted(NamedTuple):
+    """A block that counts, at least in part.
+
+    ``members`` are the clients of each row, ``keep`` says which rows count, ``factor`` how much.
+    """
+
+    members: NDArray[np.int64]
+    keep: NDArray[np.bool_]
+    factor: float
+
+
+class Admission:
+    """Knows who was asked, and lets replies in or rejects them with a reason.
+
+    Args:
+        form: What updates must look like.
+        samples: n_k of every client of the population.
+        pace: What a stale reply counts, and when a round has enough.
+        bad_replies: Whether a reply that cannot be used stops the run or is left out.
+        look_at_each: Whether each reply is looked at for numbers that are not finite. A sum shows
+            that by itself; to leave such a reply out, or where a rule would hide it, each has to
+            be looked at, which waits for it.
+        asked: Who was asked already, with the round.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        samples: NDArray[np.int64],
+        pace: Pace,
+        *,
+        bad_replies: BadReplies,
+        look_at_each: bool,
+        asked: Mapping[int, int],
+    ) -> None:
+        self._form, self._samples, self._pace = form, samples, pace
+        self._stop, self._look_at_each = bad_replies == "stop", look_at_each
+        self._asked = dict(asked)
+        self.rejected: list[Rejected] = []
+        self.replies = 0
+
+    @property
+    def busy(self) -> Set[int]:
+        """The clients that were asked and have not answered."""
+        return self._asked.keys()
+
+    def begin(self, round_: int, clients: list[int]) -> None:
+        """Note whom a new round asks."""
+        self._asked |= dict.fromkeys(clients, round_)
+        self.rejected, self.replies = [], 0
+
+    def end(self) -> None:
+        """Forget who has not answered, where late replies do not count."""
+        if not self._pace.keeps_late:
+            self._asked.clear()
+
+    def fail(self, failure: Failure) -> None:
+        """Note a client that will not answer."""
+        self._forget([failure.client], failure.version)
+        self.rejected.append(Rejected(failure.client, failure.reason))
+
+    def admit(self, block: Block, round_: int) -> Admitted | None:
+        """Check a block; return what of it counts, or None where nothing can."""
+        fault = malformed(block, self._form)
+        if fault:
+            named = [c for c in np.ravel(block.clients).tolist() if isinstance(c, int)]
+            self._forget(named, block.version)
+            self._reject([Rejected(client, fault) for client in named or [-1]])
+            return None
+        factor = self._factor(block, round_)
+        if not factor > 0:
+            return None
+        members = members_of(block)
+        keep = self._usable(block, members)
+        if self._look_at_each:
+            self._leave_out_infinite(block, members, keep, round_)
+        if not self._pace.keeps_late:  # also within a block, those after enough are dropped
+            counts = np.where(keep, members, 0)
+            before = self.replies + np.cumsum(counts) - counts
+            keep &= [not self._pace.enough(number) for number in before.tolist()]
+        self.replies += int(members[keep].sum())
+        return Admitted(members, keep, factor)
+
+    def _factor(self, block: Block, round_: int) -> float:
+        """Return what a block counts for its age; 0: nothing."""
+        factor = self._pace.weight(round_ - block.version) if block.version <= round_ else 0.0
+        if factor > 0:
+            return factor
+        reason = f"it trained the model of round {block.version}, not of {round_}"
+        rejected = [Rejected(client, reason) for client in block.clients.tolist()]
+        if block.version > round_:
+            self._reject(rejected)
+        else:  # late is not bad: it does not stop a run
+            self.rejected += rejected
+        return 0.0
+
+    def _usable(self, block: Block, members: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return the rows whose clients may answer, and note that they have."""
+        names = block.clients.tolist()
+        asked = {client for client in names if self._asked.get(client) == block.version}
+        found = unusable(block, self._samples, asked)
+        self._reject([rejected for _, rejected in found])
+        self._forget(names, block.version)
+        keep = np.ones(len(members), bool)
+        if found:
+            keep[rows_of(members)[[place for place, _ in found]]] = False
+        return keep
+
+    def _leave_out_infinite(
+        self, block: Block, members: NDArray[np.int64], keep: NDArray[np.bool_], round_: int
+    ) -> None:
+        infinite = ~finite_rows(block.metrics["loss"], norms_of(block)) & keep
+        if not infinite.any():
+            return
+        clients = block.clients[np.repeat(infinite, members)].tolist()
+        if self._stop:
+            raise diverged(round_, f"client {clients[0]} sent back a model that is")
+        self.rejected += [Rejected(client, "its update is not finite") for client in clients]
+        keep &= ~infinite
+
+    def _forget(self, clients: list[int], version: int) -> None:
+        """Note that clients have answered what they were asked in a round."""
+        for client in clients:
+            if self._asked.get(client) == version:
+                del self._asked[client]
+
+    def _reject(self, bad: list[Rejected]) -> None:
+        if bad and self._stop:
+            client, reason = bad[0]
+            raise BadReplyError(
+                f"The reply of client {client} cannot be used: {reason}. Mend the client, or"
+                " leave such replies out with --bad-replies skip."
+            )
+        self.rejected += bad
+
+
+def norms_of(block: Block) -> Any:
+    """Return the norm of every row, as the runtime measured it or measured here."""
+    measured = block.metrics.get("norm")
+    return _norms(block.update) if measured is None else measured
+
+
+def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
+    """Tell which rows have finite losses and norms."""
+    return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
+
+
+def diverged(round_: int, what: str) -> DivergedError:
+    """Return the error of a round in which something "is" not finite."""
+    return DivergedError(
+        f"Round {round_ + 1}: {what} not finite. Training diverged: take a smaller --lr or"
+        " --server-lr, or fewer local steps."
+    )
+
+
+_norms = jax.jit(norms)

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedmom.algorithms.base import Rule, Server, Stage, norms, unchanged
+from fedmom.algorithms.base import Rule, Server, Stage, unchanged
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block
-from fedmom.training.admission import members_of
+from fedmom.training.admission import Admitted, finite_rows, norms_of
 
 AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
 
@@ -79,14 +79,16 @@ class Aggregate:
         """How many clients count."""
         return sum(int(c.members[c.weights > 0].sum()) for c in self._counted)
 
-    def add(self, block: Block, keep: NDArray[np.bool_], factor: float = 1.0) -> None:
-        """Take a block, of which the rows in ``keep`` count, ``factor`` times."""
+    def add(self, block: Block, admitted: Admitted) -> None:
+        """Take a block, as far as it was admitted."""
         if self._rule.each is None and self._waiting >= self._group:
             self._total = self._programs.add(self._total, self._rows)
             self._rows, self._waiting = Rows(), 0
-        members = members_of(block)
-        of_clients = np.asarray(self._rule.weigh(block.samples), np.float64)
-        weights = np.add.reduceat(of_clients, np.cumsum(members) - members) * keep
+        members, keep, factor = admitted
+        weights = np.asarray(self._rule.weigh(block.samples), np.float64)
+        if block.members is not None:
+            weights = np.add.reduceat(weights, np.cumsum(members) - members)
+        weights = weights * keep
         update, loss = block.update, block.metrics["loss"]
         numbers = (loss, norms_of(block))
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
@@ -120,17 +122,6 @@ class Aggregate:
         new = ((update,), (loss,), (weights,))
         self._rows = Rows(*(old + more for old, more in zip(self._rows, new, strict=True)))
         self._waiting += len(weights)
-
-
-def norms_of(block: Block) -> Any:
-    """Return the norm of every row, as the runtime measured it or measured here."""
-    measured = block.metrics.get("norm")
-    return _norms(block.update) if measured is None else measured
-
-
-def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
-    """Tell which rows have finite losses and norms."""
-    return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
 
 
 def group_size(rows: int) -> int:
@@ -220,6 +211,3 @@ def _finite(tree: Any) -> jax.Array:
     """Tell whether all floats in a tree are finite."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
-
-
-_norms = jax.jit(norms)

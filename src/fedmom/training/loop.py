@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,23 +13,14 @@ from numpy.typing import NDArray
 from fedmom.algorithms.aggregation import mean
 from fedmom.algorithms.base import Algorithm, as_server, encoded
 from fedmom.algorithms.client import LOCAL_TRAINING
-from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+from fedmom.core.errors import FedMomError
 from fedmom.core.prng import init_key, stages_key
 from fedmom.core.types import Params
 from fedmom.models.base import Model
-from fedmom.runtimes.base import Block, Failure, Runtime
-from fedmom.training.admission import (
-    Form,
-    Rejected,
-    malformed,
-    members_of,
-    rows_of,
-    unusable,
-)
-from fedmom.training.aggregate import Aggregate, compile_programs, empty, finite_rows, norms_of
+from fedmom.runtimes.base import Failure, Runtime
+from fedmom.training.admission import Admission, BadReplies, Form, Rejected, diverged
+from fedmom.training.aggregate import Aggregate, compile_programs, empty
 from fedmom.training.pace import Pace
-
-BadReplies = Literal["stop", "skip"]
 
 
 class State(NamedTuple):
@@ -207,24 +198,30 @@ class _Rounds:
         state: State,
     ) -> None:
         self._runtime, self._algorithm, self._pace = runtime, algorithm, pace
-        self._samples, self._seed, self._bad = samples, seed, bad_replies
+        self._samples, self._seed = samples, seed
         self._population = int(samples.sum())
         self._rule = algorithm.rule or mean()
         server = as_server(algorithm.server)
         self._programs = compile_programs(server, self._rule, algorithm.stages)
-        form = (algorithm.client or LOCAL_TRAINING).form(broadcast_of(algorithm, state))
-        self._form, self._zero = Form.of(encoded(form, algorithm.stages)), empty(form)
-        # A sum shows by itself that a reply was not finite; to leave that reply out, or where a
-        # rule would hide it, each has to be looked at, which waits for it.
-        self._look_at_each = bad_replies == "skip" or self._rule.each is not None
+        broadcast = broadcast_of(algorithm, state)
+        form = (algorithm.client or LOCAL_TRAINING).form(broadcast)
+        self._zero = empty(form)
+        sent = Form.of(encoded(form, algorithm.stages))
+        self._bytes_up, self._bytes_down = sent.bytes, Form.of(broadcast).bytes
         self._key = stages_key(seed) if algorithm.stages else None
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
-        # Who was asked and has not answered, with the round; a restored runtime may know some.
-        self._asked = dict(runtime.under_way())
+        self._admission = Admission(
+            sent,
+            samples,
+            pace,
+            bad_replies=bad_replies,
+            look_at_each=bad_replies == "skip" or self._rule.each is not None,
+            asked=dict(runtime.under_way()),  # a restored runtime may know some
+        )
 
     def draw(self, round_: int) -> NDArray[np.int64]:
-        cohort = np.asarray(self._pace.ask(self._seed, round_, self._asked.keys()), np.int64)
+        cohort = np.asarray(self._pace.ask(self._seed, round_, self._admission.busy), np.int64)
         names = cohort.tolist()
         known = all(0 <= name < len(self._samples) for name in names)
         if not known or len(set(names)) < len(names):
@@ -237,14 +234,12 @@ class _Rounds:
     def play(self, state: State, cohort: NDArray[np.int64]) -> Any:
         """Play a round; return the new state, its record and the next cohort."""
         began = time.perf_counter()
-        broadcast = broadcast_of(self._algorithm, state)
-        self._runtime.ask(state.round, cohort, broadcast)
-        self._asked |= dict.fromkeys(cohort.tolist(), state.round)
-        aggregate, rejected = self._collect(state.round)
+        self._ask(state, cohort)
+        aggregate = self._collect(state.round)
         new = self._step(state, aggregate)
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
-        new, loss, norm = self._checked(state, aggregate, new)
+        new, loss, norm = _checked(state, aggregate, new)
         self._runtime.commit()
         replies = aggregate.replies
         record = Record(
@@ -254,112 +249,50 @@ class _Rounds:
             train_loss=aggregate.mean_loss(loss),
             update_norm=norm,
             seconds=time.perf_counter() - began,
-            bytes_up=self._form.bytes * replies,
-            bytes_down=sum(leaf.nbytes for leaf in jax.tree.leaves(broadcast)) * len(cohort),
-            rejected=tuple(rejected),
+            bytes_up=self._bytes_up * replies,
+            bytes_down=self._bytes_down * len(cohort),
+            rejected=tuple(self._admission.rejected),
         )
         return new, record, following
 
-    def _collect(self, round_: int) -> tuple[Aggregate, list[Rejected]]:
+    def _ask(self, state: State, cohort: NDArray[np.int64]) -> None:
+        """Send the model, in parts of a round's replies: a runtime may answer a part at once."""
+        self._admission.begin(state.round, cohort.tolist())
+        broadcast = broadcast_of(self._algorithm, state)
+        for first in range(0, len(cohort), self._pace.rows):
+            part = cohort[first : first + self._pace.rows]
+            self._runtime.ask(state.round, part, broadcast)
+
+    def _collect(self, round_: int) -> Aggregate:
         """Take replies until the round has enough."""
         aggregate = Aggregate(self._rule, self._programs, self._pace.rows, self._zero)
-        rejected: list[Rejected] = []
-        replies = 0
         for answer in self._runtime.replies(self._pace.timeout):
             if isinstance(answer, Failure):
-                self._forget([answer.client], answer.version)
-                rejected.append(Rejected(answer.client, answer.reason))
+                self._admission.fail(answer)
                 continue
-            replies += self._take(answer, round_, aggregate, rejected, replies)
-            if self._pace.enough(replies):
+            admitted = self._admission.admit(answer, round_)
+            if admitted is not None:
+                aggregate.add(answer, admitted)
+            if self._pace.enough(self._admission.replies):
                 break
         if not self._pace.keeps_late:
             self._runtime.cancel()
-            self._asked.clear()
-        return aggregate, rejected
-
-    def _take(
-        self,
-        block: Block,
-        round_: int,
-        aggregate: Aggregate,
-        rejected: list[Rejected],
-        replies: int,
-    ) -> int:
-        """Check a block and add it to so many replies; return how many clients of it count."""
-        fault = malformed(block, self._form)
-        if fault:
-            named = [c for c in np.ravel(block.clients).tolist() if isinstance(c, int)]
-            self._forget(named, block.version)
-            rejected += self._refused([Rejected(c, fault) for c in named or [-1]])
-            return 0
-        names = block.clients.tolist()
-        another = f"it trained the model of round {block.version}, not of {round_}"
-        if block.version > round_:
-            rejected += self._refused([Rejected(client, another) for client in names])
-            return 0
-        factor = self._pace.weight(round_ - block.version)
-        if not factor > 0:  # late is not bad: it does not stop a run
-            rejected += [Rejected(client, another) for client in names]
-            return 0
-        asked = {c for c in names if self._asked.get(c) == block.version}
-        found = unusable(block, self._samples, asked)
-        bad = self._refused([rejected for _, rejected in found])
-        self._forget(names, block.version)
-        members = members_of(block)
-        keep = np.ones(len(members), bool)
-        keep[rows_of(members)[[place for place, _ in found]]] = False
-        if self._look_at_each:
-            infinite = ~finite_rows(block.metrics["loss"], norms_of(block)) & keep
-            keep &= ~infinite
-            clients = block.clients[np.repeat(infinite, members)].tolist()
-            if clients and self._bad == "stop":
-                raise _diverged(round_, f"client {clients[0]} sent back a model that is")
-            bad += [Rejected(client, "its update is not finite") for client in clients]
-        rejected += bad
-        if not self._pace.keeps_late:  # also within a block, those after enough are dropped
-            counts = np.where(keep, members, 0)
-            before = replies + np.cumsum(counts) - counts
-            keep &= [not self._pace.enough(number) for number in before.tolist()]
-        aggregate.add(block, keep, factor)
-        return int(members[keep].sum())
-
-    def _forget(self, clients: list[int], version: int) -> None:
-        """Note that clients have answered what they were asked in a round."""
-        for client in clients:
-            if self._asked.get(client) == version:
-                del self._asked[client]
-
-    def _refused(self, bad: list[Rejected]) -> list[Rejected]:
-        if bad and self._bad == "stop":
-            client, reason = bad[0]
-            raise BadReplyError(
-                f"The reply of client {client} cannot be used: {reason}. Mend the client, or"
-                " leave such replies out with --bad-replies skip."
-            )
-        return bad
+        self._admission.end()
+        return aggregate
 
     def _step(self, state: State, aggregate: Aggregate) -> Any:
         key = self._key if self._key is None else jax.random.fold_in(self._key, state.round)
         return aggregate.step(state.params, state.server, self._population, key)
 
-    def _checked(self, state: State, aggregate: Aggregate, new: Any) -> tuple[State, float, float]:
-        """Return the new state with the sum of losses and the norm, if all is finite."""
-        params, server, numbers = new
-        loss, norm, server_finite = np.asarray(numbers).tolist()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            client = aggregate.not_finite()
-            whose = "the update is"
-            if client is not None:
-                whose = f"client {client} sent back a model that is"
-            raise _diverged(state.round, whose)
-        if not server_finite:
-            raise _diverged(state.round, "the model after the server's step is")
-        return State(state.round + 1, params, server), loss, norm
 
-
-def _diverged(round_: int, what: str) -> DivergedError:
-    return DivergedError(
-        f"Round {round_ + 1}: {what} not finite. Training diverged: take a smaller --lr or"
-        " --server-lr, or fewer local steps."
-    )
+def _checked(state: State, aggregate: Aggregate, new: Any) -> tuple[State, float, float]:
+    """Return the new state with the sum of losses and the norm, if all is finite."""
+    params, server, numbers = new
+    loss, norm, server_finite = np.asarray(numbers).tolist()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        client = aggregate.not_finite()
+        whose = "the update" if client is None else f"client {client} sent back a model that"
+        raise diverged(state.round, f"{whose} is")
+    if not server_finite:
+        raise diverged(state.round, "the model after the server's step is")
+    return State(state.round + 1, params, server), loss, norm

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from fedmom.core.errors import FedMomError
-from fedmom.training.samplers import Cohort, Draw, Sampler
+from fedmom.training.samplers import Cohort, Draw, Sampler, in_random_order
 
 AGAIN = 2**32  # a round's number, this many later: one that no run reaches
 TRIES = 100
@@ -147,7 +147,7 @@ def over_selected(
         raise FedMomError(f"over_selected: extra={extra} is not a number of 0 or more.")
     # Rounded first: 7 % of 100 is 7, but 0.07 * 100 is a little more in floating point.
     more = math.ceil(round(size * extra, 9))
-    return Synchronous(draw(size + more), size, _checked(timeout), size)
+    return Synchronous(in_random_order(draw(size + more)), size, _checked(timeout), size)
 
 
 def buffered(draw: Draw, size: int, *, in_flight: int, timeout: float | None = None) -> Pace:

@@ -121,9 +121,22 @@ def _without_replacement(rng: np.random.Generator, clients: int, size: int) -> C
     return np.array(sorted(chosen), np.int64)
 
 
-def _generator(seed: int, round_: int) -> np.random.Generator:
+def in_random_order(sampler: Sampler) -> Sampler:
+    """Return a sampler of the same cohorts, not sorted: where the first to answer count.
+
+    A runtime that answers in order would else always drop the clients with the highest numbers.
+    """
+
+    def shuffled(seed: int, round_: int) -> Cohort:
+        return _generator(seed, round_, stream=1).permutation(sampler(seed, round_))
+
+    return shuffled
+
+
+def _generator(seed: int, round_: int, stream: int = 0) -> np.random.Generator:
     """A counter-based generator, keyed by (seed, round) as they are, at no cost of seeding."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, round_], np.uint64)))
+    key = np.array([seed, round_], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=stream << 192))
 
 
 def _check(clients: int, size: int) -> None:
