@@ -248,3 +248,14 @@ def test_what_several_algorithms_share_is_cut_to_what_each_has():
     assert "momentum" not in build.fitting({**shared, "algorithm": "fedavg"})
     assert build.fitting({**shared, "algorithm": "fedadam:tau=1"})["momentum"] == 0.5
     assert build.fitting(shared) == shared  # fedmom, the default
+
+
+def test_a_trimmed_mean_does_not_go_with_stale_replies():
+    values = {
+        "data": "synthetic:clients=6",
+        "aggregate": "trimmed_mean",
+        "weighting": "uniform",
+        "pace": "buffered:in_flight=4",
+    }
+    with pytest.raises(fedmom.FedMomError, match="stale replies count less"):
+        build.prepare(settings.parse(values))

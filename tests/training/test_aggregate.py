@@ -394,6 +394,30 @@ class TestErrorFeedback:
         with pytest.raises(fedmom.BadReplyError, match="type float32, not int8"):
             one_round(Scripted(), algorithm)
 
+    def test_a_stage_that_breaks_an_update_is_noticed(self):
+        """What counts is the update that is sent, not the one that the client has measured."""
+        data = population([3, 5, 8])
+        model = fedmom.build_model("logreg", data.features)
+
+        def encode(update, state, _key):
+            scale = jnp.where(optax.tree.norm(update) > 0.05, 1.0, jnp.nan)
+            return jax.tree.map(lambda leaf: leaf * scale, update), state
+
+        algorithm = fedavg("uniform", stages=(fedmom.Stage(encode),))
+        work = fedmom.LocalWork(lr=0.1, steps=1, batch_size=None)
+        state = fedmom.start(model, algorithm)
+        plain = fedmom.LocalRuntime(data, model, work)
+        plain.ask(0, np.arange(3), state.params)
+        (sent,) = plain.replies()
+        weak = np.flatnonzero(np.asarray(sent.metrics["norm"]) <= 0.05).tolist()
+        options = {"pace": uniform(data.train.size, 3), "samples": data.train.size, "rounds": 1}
+        runtime = fedmom.LocalRuntime(data, model, work, algorithm)
+        ((_, record),) = fedmom.train(state, runtime, algorithm, bad_replies="skip", **options)
+        assert [r.client for r in record.rejected] == weak
+        assert 0 < len(weak) < 3
+        with pytest.raises(fedmom.DivergedError, match=f"client {weak[0]} sent back"):
+            list(fedmom.train(state, runtime, algorithm, **options))
+
     def test_signs_may_be_truth_values(self):
         signs = fedmom.Stage(lambda u, s, _: (u > 0, s), decode=lambda u: jnp.where(u, 1.0, -1.0))
         runtime = Scripted(lambda *_: [block(np.arange(5), jnp.asarray(UPDATES > 0))])

@@ -194,7 +194,9 @@ def with_stages(client: Client, stages: tuple[Stage, ...]) -> Client:
         for place, (stage, state_of) in enumerate(zip(stages, inside, strict=True)):
             update, changed = stage.encode(update, state_of, jax.random.fold_in(apart, place))
             after.append(changed)
-        return update, (own, tuple(after)), metrics
+        # The client has measured its own update, not what the stages have made of it.
+        told = {name: value for name, value in metrics.items() if name != "norm"}
+        return update, (own, tuple(after)), told
 
     personal = client.personal and _of_own_state(client.personal)
     return Client(run, init, client.form, personal)

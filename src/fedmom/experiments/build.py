@@ -158,6 +158,11 @@ def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None
         )
     options(RUNTIMES.find(config.runtime), config.runtime)  # before the run has a folder
     rule = algorithm.rule
+    if pace.keeps_late and rule is not None and rule.needs == "each":
+        raise FedMomError(
+            f"aggregate {config.aggregate} counts every reply alike, but pace {config.pace} has"
+            " stale replies count less. Take --aggregate mean or --pace synchronous."
+        )
     comparable = algorithm.client is None and not algorithm.stages and not pace.keeps_late
     if config.diagnostics and not (comparable and rule is not None and rule.needs == "sum"):
         raise FedMomError(

@@ -21,6 +21,7 @@ from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
 from fedmom.runtimes.base import Block, Clients, Failure, Runtime, Scores, Snapshot
+from fedmom.training.admission import norms_of
 from fedmom.training.loop import Record
 from fedmom.training.subproblem import Subproblem
 
@@ -167,7 +168,7 @@ class _Look:
 
     def note(self, block: Block) -> None:
         self.clients += block.clients.tolist()
-        self._norms.append(block.metrics["norm"])
+        self._norms.append(norms_of(block))
         self._products.append(_products(block.update, self._gradient))
 
     def numbers(self, params: Params) -> jax.Array:

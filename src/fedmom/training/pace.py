@@ -156,7 +156,7 @@ def buffered(draw: Draw, size: int, *, in_flight: int, timeout: float | None = N
     Args:
         draw: A function of M that returns a sampler, such as ``uniform(samples)``.
         size: M, the replies of a round.
-        in_flight: The clients at work at once, M or more; whole cohorts of M are asked.
+        in_flight: The clients at work at once, M or more.
         timeout: Seconds without a reply after which the round ends with those that are in.
 
     Returns:
