@@ -102,7 +102,7 @@ def fedmom_zero_start(
 
     def init(params: Params) -> FedMomState:
         state: FedMomState = paper.init(params)
-        if momentum == 0:  # v is never used
+        if momentum < 1e-30:  # what v adds to w is lost in rounding, and w / β would overflow
             return state
         return state._replace(velocity=jax.tree.map(lambda w: w / momentum, params))
 
