@@ -17,7 +17,6 @@ from tests.runtimes.scripted import Scripted
 
 RUNTIMES = {
     "local": local,
-    "local, one worker": lambda workload: local(workload, workers=1),
     "local, vectorized": lambda workload: local(workload, vectorized=True),
     "scripted": Scripted,
     "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
