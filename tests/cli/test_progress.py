@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -66,6 +67,50 @@ def test_a_pipe_gets_lines_and_a_terminal_a_bar():
     plain, shown = Console(file=io.StringIO()), Console(file=io.StringIO(), force_terminal=True)
     assert isinstance(progress.watch(plain, "x"), progress.PlainLines)
     assert isinstance(progress.watch(shown, "x"), progress.LiveBar)
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_runs_side_by_side_have_tensorboard_files(command, tmp_path):
+    more = ["--seeds=2"] if command == "compare" else ["--grid=seed=0 1"]
+    invoke(command, *OPTIONS, *more, "--tensorboard", "--out=c")
+    folders = [path.parent for path in tmp_path.glob("c/*/config.toml")]
+    assert len(folders) == (6 if command == "compare" else 2)
+    for folder in folders:
+        found = scalars(folder)
+        assert len(found.pop("round/seconds")) == 6
+        assert found == expected(folder)
+
+
+def many(console, tmp_path, *seeds):
+    return progress.ManyRuns(console, {tmp_path / str(s): prepared(seed=s) for s in seeds})
+
+
+def test_many_runs_have_a_bar_with_a_rate_over_what_is_left(tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    with many(console, tmp_path, 0, 1) as shown:
+        shown.advanced(tmp_path / "0", 0)
+        shown.advanced(tmp_path / "1", 5)  # done before: no part of the bar, nor of its rate
+        for _ in range(4):
+            time.sleep(0.01)
+            shown.advanced(tmp_path / "0", 1)
+        shown.ended(tmp_path / "0", FedMomError("not to be run"))
+    text = console.file.getvalue()
+    assert "2 runs, rounds" in text
+    assert "4/19" in text  # of 2 x 12, less 5
+    assert "rounds/s" in text
+    assert "test accuracy" not in text
+
+
+def test_in_a_pipe_many_runs_have_a_line_each(tmp_path):
+    console = Console(file=io.StringIO(), width=150)
+    result = run(tmp_path / "done", rounds=2)
+    with many(console, tmp_path, 0, 1) as shown:
+        shown.ended(tmp_path / "0", result)
+        shown.ended(tmp_path / "1", FedMomError("not to be run"))
+    assert console.file.getvalue().splitlines() == [
+        f"1/2 0  test accuracy {result.last('test', 'accuracy'):.4f}",
+        "2/2 1  no test accuracy",
+    ]
 
 
 def test_lines_are_printed_at_evaluations_only(tmp_path):

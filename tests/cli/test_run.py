@@ -11,11 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
+import fedmom
 from fedmom import data as datasets
 from fedmom.experiments import build, compare, results
 from fedmom.experiments.folder import RunFolder
-from tests.cli.command import invoke, main, words
+from fedmom.report import ranking
+from tests.cli.command import invoke, main, refused, words
 from tests.experiments.small import StopAt, checkpoint_bytes, logs, process, wait_for_rounds
 
 SMALL = ["--data=synthetic:clients=6", "--rounds=6", "--eval-every=3", "--lr=0.001"]
@@ -33,8 +36,8 @@ def page(path):
 def table(text):
     """The rows of the table that a command prints, as lists of words, by the run's name."""
     lines = [line.split() for line in text.splitlines()]
-    start = next(i for i, line in enumerate(lines) if line[:2] == ["run", "round"])
-    return {line[0]: line for line in lines[start + 1 :]}
+    start = next(i for i, line in enumerate(lines) if line[:3] == ["run", "loss", "accuracy"])
+    return {line[0]: line for line in lines[start + 1 :] if line}
 
 
 @pytest.fixture
@@ -81,7 +84,12 @@ def test_a_run_prints_its_folder_and_its_last_evaluation(tmp_path):
         )
         assert shown in lines
     last = f"{run.last('train', 'loss'):.3f}", f"{run.last('test', 'accuracy'):.3f}"
-    assert table(done.stdout)["fedmom"][1:4] == ["6", *last]
+    assert table(done.stdout)["fedmom"][1:3] == [*last]
+    assert "Last evaluation, round 6" in lines
+    identical = f"({run.last('test', 'accuracy_p10_identical'):.3f})"
+    assert identical in done.stdout
+    samples = sum(fedmom.load_data("synthetic:clients=6").test.size)
+    assert f"over 6 clients with {samples} test samples in all" in words(done.stdout)
     assert lines[-1] == "Run folder: mine"
 
 
@@ -212,13 +220,15 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
     rows = table(text)
     shown = page("c/compare.html")
     for folder in folders:
-        test = folder.rows("evals.jsonl")[-1]
-        assert rows[folder.path.name][1] == "6"
-        assert rows[folder.path.name][3] == f"{test['accuracy']:.3f}"
-        assert f"{folder.path.name} 6 " in shown
-        assert f"{test['accuracy']:.3f}" in shown
+        train, test = folder.rows("evals.jsonl")[-2:]
+        ends = [f"{train['loss']:.3f}", f"{test['accuracy']:.3f}"]
+        assert rows[folder.path.name][1:3] == ends
+        assert " ".join([folder.path.name, *ends]) in shown
     for part in ("logreg on synthetic", "3 runs, one seed each", "Settings that differ"):
         assert part in shown
+    assert "One seed shows no difference between algorithms: give --seeds 10" in words(text)
+    assert "Every algorithm has lr 0.001: give each its own best lr" in words(text)
+    assert "paired by seed" not in text + shown
 
 
 def test_a_comparison_loads_and_builds_once_and_reads_no_log(monkeypatch):
@@ -257,6 +267,19 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, stopped):
     assert page("part/compare.html").count("unfinished") == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seeds=0"], "--seeds 0 must be a whole number of 1 or more"),
+        (["--seeds=2", "--seed=4294967295"], "seed = 4294967296: "),
+        (["--seeds=2", "--seed=-1"], "seed = '-1': "),
+    ],
+)
+def test_seeds_that_there_are_not_are_refused(options, says):
+    assert says in refused("compare", *SMALL, *options, "--out=c")
+    assert not Path("c").exists()
+
+
 def test_a_comparison_survives_one_that_diverges(tmp_path):
     text = invoke("compare", *TOO_LARGE, "--algorithms=fedsgd,fedmom", "--out=c")
     assert "fedmom stopped: Round 1: client" in words(text)
@@ -280,7 +303,79 @@ def test_algorithms_with_options_are_compared(tmp_path):
     ]
     config = RunFolder.open(tmp_path / "c" / "fedadam-tau-0.1-beta2-0.5").settings()
     assert config.algorithm == "fedadam:tau=0.1,beta2=0.5"
-    assert "fedadam:tau=0.1,beta2=0.5 6 " in page("c/compare.html")
+    assert re.search(r"fedadam:tau=0\.1,beta2=0\.5 \d\.\d{3} 0\.\d{3} ", page("c/compare.html"))
+
+
+SEEDS = [*SMALL, "--algorithms=fedavg,fedmom", "--seed=4", "--seeds=3"]
+
+
+def test_a_comparison_over_seeds(tmp_path):
+    text = invoke("compare", *SEEDS, "--out=c")
+    names = [f"{a}_seed{s}" for a in ("fedavg", "fedmom") for s in (4, 5, 6)]
+    assert json.loads(Path("c/compare.json").read_bytes()) == names
+    runs = {name: results.read(tmp_path / "c" / name) for name in names}
+    assert [run.config.seed for run in runs.values()] == [4, 5, 6, 4, 5, 6]
+    cohorts = {name: [r["cohort"] for r in run.rounds] for name, run in runs.items()}
+    assert cohorts["fedavg_seed5"] == cohorts["fedmom_seed5"] != cohorts["fedmom_seed6"]
+    assert runs["fedavg_seed5"].evals[0] == runs["fedmom_seed5"].evals[0]  # the same first model
+    shown = page("c/compare.html")
+    ends = {name: run.last("test", "accuracy") for name, run in runs.items()}
+    apart = stats.ttest_rel(list(ends.values())[3:], list(ends.values())[:3])
+    low, high = apart.confidence_interval(0.95)
+    row = f"fedmom − fedavg 3 {(low + high) / 2:+.3f} {low:+.3f} to {high:+.3f} {apart.pvalue:.3f} "
+    for place in (words(text), shown):
+        assert row in place
+        assert "Test accuracy: differences paired by seed" in place
+        assert "Training loss: differences paired by seed" in place
+        assert "Test accuracy over 3 seeds: " in place
+    assert "bands are 95 % intervals of the mean" in shown
+    assert "6 runs with 2 different settings" in shown
+    assert "One seed" not in text
+    assert Path("c/compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_comparison_over_seeds_goes_on_where_it_was_stopped(monkeypatch, capsys, tmp_path):
+    from fedmom.cli import progress
+
+    invoke("compare", *SEEDS, "--out=whole")
+    advanced = progress.ManyRuns.advanced
+
+    def presses_ctrl_c(self, path, rounds):
+        advanced(self, path, rounds)
+        if path.name == "fedmom_seed4" and rounds:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.ManyRuns, "advanced", presses_ctrl_c)
+        code, out, err = main(patch, capsys, "compare", *SEEDS, "--out=part")
+    assert code == 130
+    assert words(err).endswith("Stopped; nothing is lost. Go on with: fedmom resume part")
+    assert "Last evaluation" not in out
+    text = invoke("resume", "part")
+    assert "6/6 " in text
+    assert "Test accuracy over 3 seeds: " in words(text)
+    for name in json.loads(Path("part/compare.json").read_bytes()):
+        one, other = (tmp_path / f / name for f in ("whole", "part"))
+        assert checkpoint_bytes(one) == checkpoint_bytes(other)
+        assert logs(one) == logs(other)
+
+
+def test_a_comparison_over_seeds_survives_runs_that_diverge(monkeypatch, capsys):
+    options = [*TOO_LARGE, "--algorithms=fedsgd,fedmom", "--seeds=3", "--out=c"]
+    code, out, err = main(monkeypatch, capsys, "compare", *options)
+    assert code == 0
+    for seed in range(3):
+        assert f"fedmom_seed{seed} stopped: Round 1: client" in words(err)
+    assert "fedmom (3 of 3 diverged)" in words(out)
+    assert " 3 – – 1.000 not settled" in words(out)  # both did, so neither is ahead
+    assert "Page: c/compare.html" in out
+    assert "fedmom, seed 2: 0 of 6 rounds (Round 1: client" in page("c/compare.html")
+
+
+def test_notes_are_told_once_for_all_seeds(monkeypatch, capsys):
+    options = [*SMALL[:-1], "--lr=5", "--algorithms=fedavg", "--seeds=2", "--out=c"]
+    _, _, err = main(monkeypatch, capsys, "compare", *options)
+    assert words(err).count("note: lr 5 is above") == 1
 
 
 # ---- sweep
@@ -293,17 +388,20 @@ def test_a_sweep_is_ranked_on_the_terminal_and_in_a_file(tmp_path):
     )
     assert "Table: s/sweep.csv" in text
     header, *rows = csv.reader((tmp_path / "s/sweep.csv").read_text().splitlines())
-    assert header == ["runs", "seeds", "train loss", "test accuracy", "spread", "best", "stopped"]
+    assert header == list(ranking.CSV_COLUMNS)
     assert len(rows) == 4
-    accuracies = [float(r[3]) for r in rows]
+    rows = [dict(zip(header, row, strict=True)) for row in rows]
+    accuracies = [float(row["test accuracy"]) for row in rows]
     assert accuracies == sorted(accuracies, reverse=True)
-    for label, seeds, loss, accuracy, spread, best, stopped_ in rows:
-        run = results.read(tmp_path / "s" / label)
-        assert (int(seeds), float(spread), int(stopped_)) == (1, 0, 0)
-        assert float(loss) == run.last("train", "loss")
-        assert float(accuracy) == run.last("test", "accuracy")
-        assert float(best) == run.best_accuracy()
-        assert f"{label} 1 {float(loss):.3f} {float(accuracy):.3f}" in words(text)
+    for row in rows:
+        run = results.read(tmp_path / "s" / row["runs"])
+        assert (row["seeds"], row["stopped"], row["test accuracy low"]) == ("1", "0", "")
+        assert float(row["train loss"]) == run.last("train", "loss")
+        assert float(row["test accuracy"]) == run.last("test", "accuracy")
+        assert float(row["best"]) == run.best_accuracy()
+        shown = f"{row['runs']} 1 {float(row['train loss']):.3f} {float(row['test accuracy']):.3f}"
+        assert shown in words(text)
+    assert "One seed shows no difference" in words(text)
 
 
 def test_a_file_may_hold_the_grid_and_seeds_are_taken_together(tmp_path):
@@ -311,7 +409,9 @@ def test_a_file_may_hold_the_grid_and_seeds_are_taken_together(tmp_path):
         'data = "synthetic:clients=6"\nrounds = 4\n'
         '[grid]\nlr = [0.001, "inverse:start=0.01"]\nseed = [0, 1, 2]\n'
     )
-    invoke("sweep", "--config", "g.toml", "--out", "s")
+    text = invoke("sweep", "--config", "g.toml", "--out", "s")
+    assert re.search(r"less +best\nruns .* the best +finding", text)
+    assert "report it on other seeds, such as fedmom compare --seed 100" in words(text)
     rows = [r.split(",") for r in (tmp_path / "s/sweep.csv").read_text().splitlines()[1:]]
     assert [r[1] for r in rows] == ["3", "3"]
     finals = [
@@ -333,6 +433,13 @@ def test_a_sweep_survives_one_that_diverges(tmp_path):
     assert "lr1e38 stopped: Round 1: client" in words(again)
     invoke("report", "s")
     assert "Diverged: fedmom, lr 1e+38: 0 of 6 rounds (Round 1: client" in page("s/report.html")
+
+
+def test_a_sweep_of_which_nothing_can_run_is_an_error(tmp_path):
+    invoke("sweep", *SMALL[:1], "--rounds=1", "--grid=seed=0 1", "--out=s")
+    for pointer in tmp_path.glob("s/*/checkpoint/checkpoint.json"):
+        pointer.write_text("damaged")
+    assert refused("resume", "s") == "No run of s could be run, for the reasons above."
 
 
 def test_a_sweep_stopped_by_a_signal_goes_on(tmp_path):

@@ -47,3 +47,21 @@ def test_keys_do_not_depend_on_the_default_of_the_process():
     with jax.default_prng_impl("rbg"):
         found = [jax.random.key_data(make(3)) for make in (clients_key, init_key)]
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 5, 3, 2), (threefry.CHUNK + 3,), (0, 4)])
+def test_uniform_numbers_are_those_of_jax(shape):
+    key = threefry.stream_key(5, 0)
+    drawn = threefry.centred_uniform(key, shape)
+    np.testing.assert_array_equal(drawn, jax.random.uniform(key, shape, minval=-1))
+    assert drawn.dtype == np.float32
+    inside = jax.jit(lambda k: threefry.centred_uniform(k, shape))(key)
+    np.testing.assert_array_equal(drawn, inside)
+
+
+def test_split_keys_are_those_of_jax():
+    key = threefry.stream_key(5, 0)
+    for ours, theirs in zip(threefry.split(key, 4), jax.random.split(key, 4), strict=True):
+        assert (jax.random.key_data(ours) == jax.random.key_data(theirs)).all()
+    inside = jax.jit(lambda k: jax.random.key_data(threefry.split(k, 2)[1]))(key)
+    assert (inside == jax.random.key_data(jax.random.split(key, 2)[1])).all()

@@ -22,8 +22,11 @@ def prepared(**values):
     [
         # The algorithm has no such thing.
         ({"momentum": 0.5, "algorithm": "fedavg"}, "fedavg has no momentum; leave momentum 0.5"),
-        ({"local-steps": 5, "algorithm": "fedsgd"}, "fedsgd takes one step on all"),
-        ({"local-epochs": 1, "algorithm": "fedsgd"}, "fedsgd takes one step on all"),
+        ({"local-steps": 5, "algorithm": "fedsgd"}, "fedsgd takes one step on the gradient of all"),
+        (
+            {"local-epochs": 1, "algorithm": "fedsgd"},
+            "fedsgd takes one step on the gradient of all",
+        ),
         ({"clients-per-round": 31}, "clients-per-round 31 is more than the 30 clients"),
         # Options.
         ({"algorithm": "fedadam:taw=1"}, "fedadam has no option 'taw'. Its options: beta2, tau"),
@@ -259,3 +262,24 @@ def test_a_trimmed_mean_does_not_go_with_stale_replies():
     }
     with pytest.raises(fedmom.FedMomError, match="stale replies count less"):
         build.prepare(settings.parse(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("local-steps", 5),
+        ("local-epochs", 0.5),
+        ("batch-size", 5),
+        ("batch-size", 10),  # the default of the others, but asked for
+        ("batches", "shuffled"),
+        ("solver", "adam"),
+        ("prox", 0.1),
+    ],
+)
+def test_fedsgd_refuses_what_it_would_ignore(name, value):
+    values = {"data": "synthetic:clients=4", "algorithm": "fedsgd", name: value}
+    with pytest.raises(fedmom.FedMomError, match=f"no use for {name} {value}. Leave it out"):
+        build.prepare(settings.parse(values))
+    assert name not in build.fitting(values)  # among algorithms that share settings it is left out
+    complete = build.prepare(settings.parse(build.fitting(values))).config
+    assert build.prepare(settings.parse(complete.model_dump(by_alias=True))).config == complete

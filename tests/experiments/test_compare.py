@@ -117,6 +117,25 @@ def test_a_folder_that_holds_runs_is_not_used_again(tmp_path):
         compare.create(tmp_path / "c", configs(), compare.LIST)
 
 
+def test_the_runs_of_a_comparison():
+    values = {**SMALL, "momentum": 0.5, "local-steps": 3, "seed": "7"}
+    one = compare.configs(values, ["fedsgd", "fedadam:tau=0.1"])
+    assert list(one) == ["fedsgd", "fedadam-tau-0.1"]
+    assert (one["fedsgd"].local_steps, one["fedsgd"].momentum) == (None, None)
+    assert {config.seed for config in one.values()} == {7}
+    three = compare.configs(values, ["fedavg", "fedmom"], seeds=3)
+    assert [(name, config.seed) for name, config in three.items()] == [
+        (f"{algorithm}_seed{seed}", seed)
+        for algorithm in ("fedavg", "fedmom")
+        for seed in (7, 8, 9)
+    ]
+    assert three["fedmom_seed9"] == one["fedsgd"].model_copy(
+        update={"algorithm": "fedmom", "momentum": 0.5, "local_steps": 3, "seed": 9}
+    )
+    with pytest.raises(fedmom.FedMomError, match="--seeds -1 must be a whole number of 1 or more"):
+        compare.configs(values, ["fedavg"], seeds=-1)
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"3", b"[3]"])
 def test_a_damaged_list_is_a_sentence(tmp_path, damage):
     compare.create(tmp_path / "c", configs(), compare.LIST)

@@ -56,10 +56,12 @@ def test_a_run_folder_holds_all_of_the_run(tmp_path):
         "split",
         "loss",
         "accuracy",
-        "accuracy_p10",
-        "accuracy_p50",
-        "accuracy_p90",
+        *(f"accuracy_{p}" for p in ("p10", "p50", "p90")),
+        *(f"accuracy_{p}_identical" for p in ("p10", "p50", "p90")),
+        "clients",
+        "samples",
     ]
+    assert evals[0]["clients"] == 6
     model_bytes = 61 * 10 * 4
     for r in rounds:
         assert r["cohort"] == cohort(0, r["round"] - 1, 6, 2).tolist()

@@ -8,7 +8,7 @@ import fedmom
 from fedmom.experiments import compare, results, sweep
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
-from tests.experiments.small import SMALL, checkpoint_bytes, logs, pointer, run
+from tests.experiments.small import SMALL, Watcher, checkpoint_bytes, logs, pointer, run
 
 GRID = {
     "algorithm": ["fedavg", "fedmom"],
@@ -90,6 +90,32 @@ def test_a_run_of_a_sweep_is_the_run_alone(tmp_path):
         assert result == results.read(path)
         assert result.finished
     assert [path.name for path in found] == list(experiments)  # in the grid's order
+
+
+def test_others_may_look_on_at_a_run(tmp_path):
+    class Noting(Watcher):
+        def __init__(self, path):
+            super().__init__()
+            self.path, self.open = path, None
+
+        def __enter__(self):
+            self.open = True
+            return self
+
+        def __exit__(self, *_):
+            self.open = False
+
+    made = []
+
+    def watchers(path, experiment):
+        made.append(Noting(path))
+        return made[-1:] if experiment.config.seed else []
+
+    experiments = compare.create(tmp_path / "s", sweep.cells(SMALL, {"seed": [0, 1]}), sweep.LIST)
+    by_path = {tmp_path / "s" / name: experiment for name, experiment in experiments.items()}
+    sweep.side_by_side(by_path, Rounds(), watchers=watchers)
+    noted = {each.path.name: (each.open, each.rounds) for each in made}
+    assert noted == {"seed0": (None, []), "seed1": (False, list(range(1, 13)))}
 
 
 def test_one_that_diverges_or_cannot_run_does_not_stop_the_rest(tmp_path):

@@ -217,22 +217,22 @@ PREPARED: dict[str, list[str]] = {
     "as_it_is_gutenberg": ["{gutenberg}"],
 }
 
-# The scale of folders/paper, as plain values: fields of Scale and Task by their names, variants
-# by theirs in fedmom's plan.
+# The runs of folders/paper as a plan of today: fields of Scale and Task by their names, variants
+# by theirs in fedmom's plan. They were made before γ had tuning seeds of its own.
 PAPER_SCALE: dict[str, Any] = {
     "name": "quick",
     "rounds": 10,
     "eval_every": 2,
-    "seeds": (0, 1),
     "femnist": {
         "name": "FEMNIST",
         "data": "glyphs:writers=12,samples=12",
         "settings": {"model": "mlp:hidden=1,layers=1", "local-epochs": 1, "eval-samples": 100},
-        "lrs": (0.03, 1e38),  # the last diverges
-        "variant_lrs": (0.03, 1e38),
-        "fedsgd_lrs": (0.1,),
-        "grid_seeds": None,
-        "fedsgd_seeds": None,
+        # The last diverges.
+        "first_lrs": {"fedsgd": (0.1,), "fedavg": (0.03, 1e38), "fedmom": (0.03, 1e38)},
+        "lrs": (0.03, 1e38),
+        "seeds": (0, 1),
+        "tuning": (0, 1),
+        "few": 2,
         "fedsgd_share": 1,
         "cost": 1,
     },
@@ -240,16 +240,16 @@ PAPER_SCALE: dict[str, Any] = {
         "name": "Shakespeare",
         "data": "synthetic:clients=5",
         "settings": {"model": "logreg", "local-steps": 3, "eval-samples": 100},
-        "lrs": (0.001, 0.01),
-        "variant_lrs": (),
-        "fedsgd_lrs": (),
-        "grid_seeds": 1,
-        "fedsgd_seeds": 1,
+        "first_lrs": {"fedavg": (0.01,), "fedmom": (0.01,)},
+        "lrs": (),
+        "seeds": (0,),
+        "tuning": (0,),
+        "few": 0,
         "fedsgd_share": 0.5,
         "cost": 2,
     },
     "epochs": (0.5, 1),
-    "variants": ("PAPER", "COHORT_COSINE_TEN"),
+    "variants": ("PAPER",),
     "window": 3,
 }
 

@@ -33,8 +33,16 @@ def round_row(round_, **more):
 def eval_rows(round_, seed=0):
     value = accuracy(round_, seed)
     percentiles = {f"accuracy_p{p}": value * p / 100 for p in (10, 50, 90)}
+    identical = {f"{key}_identical": p / 2 for key, p in percentiles.items()}
+    behind = {"clients": 7, "samples": 1234}
     return [
-        {"round": round_, "split": s, "loss": 1 - value, "accuracy": value, **percentiles}
+        {
+            "round": round_,
+            "split": s,
+            "loss": 1 - value,
+            "accuracy": value,
+            **(percentiles | identical | behind),
+        }
         for s in ("train", "test")
     ]
 
@@ -56,12 +64,15 @@ def make_run(path, done=20, stop="", **settings):
     return run
 
 
-def result(accuracies=(), rounds=(), seed=0, **more):
-    """A result in memory, with test accuracies at rounds 0, 10, 20, ..., and rows of rounds."""
+def result(accuracies=(), rounds=(), seed=0, last=20, **more):
+    """A result in memory, with test accuracies at rounds 0, 10, 20, ..., and rows of rounds.
+
+    Its evaluations have no percentiles, as if an early version had made them.
+    """
     evals = [
         {"round": 10 * i, "split": split, "accuracy": value, "loss": 1 - value}
         for i, value in enumerate(accuracies)
         for split in ("train", "test")
     ]
-    config = RunConfig(algorithm="fedmom", rounds=20, seed=seed)
+    config = RunConfig(algorithm="fedmom", rounds=last, seed=seed)
     return Result(Path("nowhere"), config, evals, rounds, **more)

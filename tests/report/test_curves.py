@@ -1,37 +1,73 @@
 """Curves of runs: means over seeds with bands, diagnostics, thinning."""
 
+import math
 import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+from fedmom.experiments import results
 from fedmom.experiments.results import Group
+from fedmom.experiments.statistics import FEWEST
 from fedmom.report import curves
-from tests.report.runs import result, round_row
+from tests.report.runs import make_run, result, round_row
 
 
 @given(
     st.lists(
         st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
-        min_size=2,
-        max_size=4,
+        min_size=1,
+        max_size=5,
     ),
     st.integers(1, 7),
 )
-def test_a_mean_lies_in_its_band_and_no_value_is_lost(seeds, width):
+def test_a_mean_has_a_band_where_seeds_are_enough_and_no_value_is_lost(seeds, width):
     runs = [
         result(rounds=[{"round": i + 1, "v": v} for i, v in enumerate(values)]) for values in seeds
     ]
     line = curves.line(Group("x", runs), lambda run: run.logged("v"), width)
     longest = max(len(values) for values in seeds)
     assert len(line.x) == -(-longest // width)
-    for low, y, high in zip(line.low, line.y, line.high, strict=True):
-        assert low <= y + 1e-6
-        assert y <= high + 1e-6
+    there = [sum(len(v) > width * i for v in seeds) for i in range(len(line.x))]
+    assert (line.low is None) == (line.high is None) == (max(there) < FEWEST)
+    for count, low, y, high in zip(there, line.low or (), line.y, line.high or (), strict=False):
+        assert math.isnan(low) == math.isnan(high) == (count < FEWEST)
+        assert count < FEWEST or low <= y <= high
     first = [statistics.fmean(values[:width]) for values in seeds]
     assert line.y[0] == pytest.approx(statistics.fmean(first), abs=1e-6)
     assert line.x[0] == pytest.approx((1 + width) / 2)
+
+
+def test_a_band_is_the_interval_of_the_mean():
+    values = [0.31, 0.35, 0.36, 0.4]
+    group = Group("x", [result([0.1, value]) for value in values])
+    line = curves.line(group, lambda run: run.curve("test", "accuracy"))
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (line.low[1], line.high[1]) == pytest.approx((expected.low, expected.high))
+    assert line.low[0] == line.high[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says"),
+    [(1, ""), (2, "not enough seeds for bands"), (3, "95 % intervals of the mean")],
+)
+def test_the_caption_says_what_bands_are(seeds, says):
+    figure = curves.evaluations([Group("x", [result([0.1, 0.2])] * seeds)])
+    assert says in figure.note
+    assert bool(figure.note) == bool(says)
+
+
+def test_identical_clients_are_drawn_beside_the_percentile(tmp_path):
+    run = results.read(make_run(tmp_path / "r").path)
+    chart = curves.evaluations([Group("fedmom", [run])]).charts[-1]
+    assert chart.title == "Test accuracy, p10 of clients (dashed: identical clients)"
+    identical, clients = chart.marks
+    assert (identical.dashed, clients.dashed) == (True, False)
+    assert identical.y == pytest.approx([value / 2 for value in clients.y])
+    old = curves.evaluations([Group("fedmom", [result([0.1, 0.2])])]).charts[-1]
+    assert (old.title, len(old.marks)) == ("Test accuracy, p10 of clients", 1)
 
 
 def test_one_run_has_no_band():

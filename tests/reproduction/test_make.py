@@ -1,9 +1,8 @@
-"""The whole reproduction: what is run once, what is kept, and folders of an earlier version."""
+"""The whole reproduction: what is run once, and what is kept."""
 
 import io
 import json
 import re
-import shutil
 from functools import partial
 from html import unescape
 
@@ -21,11 +20,8 @@ from fedmom.experiments.results import Result
 from fedmom.report import drawing
 from fedmom.reproduction import directions, plan, runner
 from fedmom.reproduction.make import make
-from tests.conftest import ROOT
-from tests.golden.cases import PAPER_SCALE
 from tests.reproduction.tiny import TINY
 
-EARLIER = ROOT / "tests" / "golden" / "folders" / "paper"
 ALL = list(plan.PARTS)
 QUIET = Console(quiet=True)
 
@@ -84,7 +80,7 @@ def test_everything_is_run_once(tiny, monkeypatch, nothing_trained):
     assert {"fig2", "fig3", "fig4", "fig5", "fig5b", "fig6", "beyond", "author"} <= drawn
     # Runs that diverged are remembered, and told of.
     cache = runner.Cache(folder / "runs", TINY)
-    wanted = plan.wanted(TINY, ALL, TINY.seeds, cache.choose)
+    wanted = plan.wanted(TINY, ALL, cache.choose)
     ended = cache.results(wanted)
     assert len(ended) == len(wanted) == len(list((folder / "runs").iterdir()))
     diverged = [run for run in ended if run.diverged]
@@ -144,31 +140,6 @@ def test_what_is_no_divergence_is_raised(tiny, monkeypatch, form):
     with pytest.raises(FedMomError, match="client 3 cannot be used"):
         make(tiny / "out", TINY, ["fig6"], QUIET)
     assert not list((tiny / "out").glob("runs/*/stopped.json"))
-
-
-def earlier_scale():
-    """The plan that the folder of an earlier version was made by."""
-    values = dict(PAPER_SCALE)
-    for task in ("femnist", "shakespeare"):
-        values[task] = plan.Task(**values[task])
-    values["variants"] = tuple(getattr(plan, name) for name in values["variants"])
-    return plan.Scale(**values)
-
-
-def test_a_folder_of_an_earlier_version_is_read_drawn_and_judged(
-    tmp_path, monkeypatch, nothing_trained
-):
-    folder = tmp_path / "paper"
-    shutil.copytree(EARLIER, folder)
-    shutil.rmtree(folder / "tables")
-    nothing_trained()
-    monkeypatch.setattr(drawing, "save", partial(drawing.save, formats=("svg",)))
-    made = make(folder, earlier_scale(), ALL, QUIET)
-    assert made.progress == ""
-    assert contents(folder, "tables/*.md") == contents(EARLIER, "tables/*.md")
-    assert {"fig3", "fig4", "fig5", "fig6"} <= {p.stem for p in (folder / "figures").iterdir()}
-    kept = ("runs/*/*.json*", "probes/*.json")
-    assert contents(folder, *kept) == contents(EARLIER, *kept)
 
 
 def test_mistakes_are_sentences(tmp_path, monkeypatch):

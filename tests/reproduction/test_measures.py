@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmom.reproduction import measures
-from fedmom.reproduction.measures import Measures, Values
+from fedmom.reproduction.measures import Measures
 from tests.reproduction.tiny import run_of
 
 
@@ -76,24 +76,22 @@ def test_the_area_under_a_straight_line(start, slope, rounds):
 
 def test_rounds_to_a_target_and_their_median():
     runs = [
-        run_of([1, 1, 1, 1], [0, 0.2, 0.5, 0.6]),
-        run_of([1, 1, 1, 1], [0, 0.5, 0.6, 0.6]),
-        run_of([1, 1, 1, 1], [0, 0.1, 0.2, 0.3]),
+        run_of([1, 1, 1, 1], [0, 0.2, 0.5, 0.6], seed=0),
+        run_of([1, 1, 1, 1], [0, 0.5, 0.6, 0.6], seed=1),
+        run_of([1, 1, 1, 1], [0, 0.1, 0.2, 0.3], seed=2),
     ]
     assert [measures.rounds_to(r, 0.5) for r in runs] == [2, 1, math.inf]
-    assert Measures(tuple(runs), 0.5).rounds == 2
+    assert Measures(tuple(runs), 0.5).median_rounds == 2
     assert Measures(tuple(runs[2:]), 0.5).rounds_text() == "never"
 
 
-def test_a_difference_counts_if_it_is_larger_than_the_spread():
-    assert measures.lower(Values((1.0, 1.2)), Values((1.5, 1.6))) == 1
-    assert measures.lower(Values((1.0, 1.6)), Values((1.5, 1.6))) == 0
-    assert measures.higher(Values((1.0, 1.2)), Values((1.5, 1.6))) == -1
-    # One seed: five per cent.
-    assert measures.lower(Values((1.0,)), Values((1.04,))) == 0
-    assert measures.lower(Values((1.0,)), Values((1.06,))) == 1
-    assert measures.lower(Values((math.inf,)), Values((9.0,))) == -1
-    assert measures.lower(Values((math.inf,)), Values((math.inf,))) == 0
+def test_values_are_by_seed_with_their_interval():
+    runs = [run_of([loss] * 6, [0.5] * 6, seed=7 + s) for s, loss in enumerate([1.0, 2.0, 3.0])]
+    found = Measures(tuple(runs), 0.5).loss
+    assert found.of_seeds == {7: 1.0, 8: 2.0, 9: 3.0}
+    assert found.text(2) == "2.00 (-0.48 to 4.48)"  # 2 ± 4.303 · 1 / √3
+    alone = Measures((runs[0],), 0.5).loss
+    assert alone.text(2) == "1.00"
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=50), st.integers(1, 9))

@@ -1,5 +1,7 @@
 """Clients that remember: who has a state, what a checkpoint holds, and what bad rounds change."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ SIZES = [3, 5, 8, 4, 6, 7]
 WAYS = {"one": (0, False), "few": (float("inf"), False), "many": (0, True)}
 
 
+@lru_cache  # one object: its programs are traced once
 def counting(broken=lambda _problem, _rounds: False, metrics=("loss",)):
     """A client that counts its rounds and trains on what it has counted.
 

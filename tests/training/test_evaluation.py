@@ -4,13 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
 from fedmom.data.batches import reader
 from fedmom.data.federated import Split
-from fedmom.runtimes.scoring import _cap, _Plan
+from fedmom.data.thinning import thinned
+from fedmom.runtimes.base import Scores
+from fedmom.runtimes.scoring import DRAW, _Plan
+from fedmom.training.evaluation import identical_percentile, summarize
 from tests.conftest import population
 
 SIZES, TESTS = [4, 30, 1500], [2, 10, 0]
@@ -53,25 +57,58 @@ def test_a_budget_thins_the_largest_clients_and_keeps_their_weight():
     train, test = (runtime.evaluate(params, split, 100) for split in ("train", "test"))
     assert (train.evaluated.sum(), train.samples.sum()) == (100, 1534)
     assert (test.evaluated.sum(), test.samples.sum()) == (12, 12)
-    left = 100 - 4 - 30  # of the budget, for the large client: evenly spaced samples of it
-    rows = data.train.start[2] + np.arange(left) * 1500 // left
+    left = 100 - 4 - 30  # of the budget, for the large client
+    rows = data.train.start[2] + thinned(1500, left, client=2, seed=DRAW)
     x, y = reader(data.features)(data.arrays, jnp.asarray(rows))
-    thinned = float(model.loss(model.apply(params, x, None), y).mean())
+    loss = float(model.loss(model.apply(params, x, None), y).mean())
     losses, _, counts = by_hand(model, params, data, "train")
-    expected = np.average([*losses[:2], thinned], weights=counts)
+    expected = np.average([*losses[:2], loss], weights=counts)
     assert fedmom.evaluate(runtime, params, "train", 100).loss == pytest.approx(expected, rel=1e-5)
 
 
-@given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=30), budget=st.integers(1, 5000))
-def test_thinning_keeps_to_the_budget_and_every_client(sizes, budget):
+SOME_SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=30).filter(any)
+
+
+@given(sizes=SOME_SIZES, budget=st.integers(1, 5000))
+def test_a_budget_is_kept_and_used(sizes, budget):
     sizes = np.array(sizes)
-    taken = np.minimum(sizes, _cap(sizes, budget))
-    assert (taken >= 1).all()
-    assert taken.sum() <= max(budget, len(sizes))
+    start = np.cumsum(sizes) - sizes
+    plan = _Plan(Split(start, sizes), budget)
+    assert len(set(plan.positions.tolist())) == plan.taken.sum() <= budget  # no sample twice
+    assert (plan.taken >= 1).all()
+    owners = plan.clients[plan.owner]
+    assert (start[owners] <= plan.positions).all()
+    assert (plan.positions < start[owners] + sizes[owners]).all()
     if sizes.sum() <= budget:
-        assert (taken == sizes).all()
-    plan = _Plan(Split(np.cumsum(sizes) - sizes, sizes), budget)
-    assert len(set(plan.positions.tolist())) == taken.sum()
+        assert plan.taken.sum() == sizes.sum()
+    elif budget >= np.count_nonzero(sizes):  # every client has its part: no room for one more each
+        assert plan.clients.tolist() == np.flatnonzero(sizes).tolist()
+        assert plan.taken.sum() + np.count_nonzero(plan.taken < plan.samples) > budget
+    else:
+        assert plan.taken.sum() == budget
+
+
+@pytest.mark.parametrize("budget", [2, 5, 20, 60])
+def test_the_expectation_over_draws_is_the_full_evaluation(budget):
+    """Losses that depend on the place within a client, as in LEAF's files: digits come later."""
+    sizes = np.array([3, 0, 40, 1, 90, 7])
+    start = np.cumsum(sizes) - sizes
+    losses = np.concatenate([np.arange(n) / n for n in sizes if n])
+    means = []
+    for seed in range(4000):
+        plan = _Plan(Split(start, sizes), budget, seed)
+        scores = plan.scores(losses[plan.positions], losses[plan.positions])
+        means.append(np.average(scores.sums["loss"] / scores.evaluated, weights=scores.samples))
+    error = np.std(means) / np.sqrt(len(means))
+    assert np.mean(means) == pytest.approx(losses.mean(), abs=4 * error)
+    assert error < 0.01
+
+
+def test_all_runs_are_evaluated_on_the_same_samples():
+    sizes = np.array([30, 40])
+    one, two = (_Plan(Split(np.array([0, 30]), sizes), 20) for _ in range(2))
+    assert one.positions.tolist() == two.positions.tolist()
+    assert one.positions.tolist() != list(range(10)) + list(range(30, 40))
 
 
 def test_an_empty_test_split_is_left_out():
@@ -136,10 +173,43 @@ def test_personal_models_are_evaluated_client_by_client(stages, budget):
             start, size = data.split(split).start[k], data.split(split).size[k]
             taken = scores.evaluated[place]
             assert scores.samples[place] == size
-            rows = jnp.asarray(start + np.arange(taken) * size // taken)
+            rows = jnp.asarray(start + thinned(int(size), int(taken), client=k, seed=DRAW))
             bias = params[0]["b"] + seen[k] * jnp.array([1.0, -1.0, 0.5])
             x, y = reader(data.features)(data.arrays, rows)
             logits = model.apply([{**params[0], "b": bias}], x, None)
             losses, hits = model.loss(logits, y), logits.argmax(axis=1) == y
             np.testing.assert_allclose(scores.sums["loss"][place], losses.sum(), rtol=1e-5)
             assert scores.sums["accuracy"][place] == hits.sum()
+
+
+class TestIdenticalClients:
+    """What percentiles would be if clients differed in nothing but luck."""
+
+    @pytest.mark.parametrize("percent", [10, 50, 90])
+    @pytest.mark.parametrize("accuracy", [0.05, 0.3, 0.8, 1.0])
+    @pytest.mark.parametrize("sizes", [(21,), (5, 12, 300)])
+    def test_it_is_what_many_binomial_clients_show(self, percent, accuracy, sizes):
+        samples = np.repeat(sizes, 40_000)
+        shown = np.random.default_rng(0).binomial(samples, accuracy) / samples
+        expected = np.percentile(shown, percent)
+        found = identical_percentile(samples, accuracy, percent)
+        # One step of the commonest accuracies: a percentile may fall on either side of a jump.
+        assert found == pytest.approx(expected, abs=1 / max(sizes) + 1e-9)
+
+    def test_of_one_size_it_is_the_binomials_own(self):
+        samples = np.full(7, 40)
+        for percent in (1, 10, 25, 50, 75, 90, 99):
+            expected = scipy.stats.binom.ppf(percent / 100, 40, 0.37) / 40
+            assert identical_percentile(samples, 0.37, percent) == pytest.approx(expected)
+
+    def test_it_is_logged_beside_the_real_one(self):
+        """Two kinds of clients, always right and always wrong: identical ones would not be."""
+        scores = Scores(np.full(10, 20), np.full(10, 20), _sums(np.repeat([0.0, 20.0], 5)))
+        metrics = summarize(scores)
+        assert (metrics.accuracy_p10, metrics.accuracy_p90) == (0, 1)
+        assert (metrics.accuracy_p10_identical, metrics.accuracy_p90_identical) == (0.35, 0.65)
+        assert (metrics.clients, metrics.samples) == (10, 200)
+
+
+def _sums(hits):
+    return {"loss": hits * 0 + 1, "accuracy": hits}

@@ -17,6 +17,8 @@ STYLES = {
     Status.HOLDS: "green",
     Status.PART: "yellow",
     Status.FAILS: "red",
+    Status.OPEN: "cyan",
+    Status.FEW: "dim",
     Status.UNKNOWN: "dim",
 }
 

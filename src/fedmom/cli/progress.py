@@ -1,5 +1,7 @@
 """What a run shows while it goes on: a live bar on a terminal, plain lines elsewhere."""
 
+import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from rich.progress import (
 from rich.text import Text
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.progress import bars
 from fedmom.experiments.build import Experiment
+from fedmom.experiments.results import Result
+from fedmom.experiments.sweep import Outcome
 from fedmom.training.loop import Record
 
 
@@ -92,6 +97,45 @@ class PlainLines:
         self._console.print(f"{place}  {summary(rows)}", highlight=False)
 
 
+class ManyRuns:
+    """A bar over the rounds of runs side by side; elsewhere than on a terminal, a line per run."""
+
+    def __init__(self, console: Console, experiments: Mapping[Path, Experiment]) -> None:
+        self._console, self._runs, self._ended = console, len(experiments), 0
+        self._progress = bars(console, MofNCompleteColumn(), RoundsPerSecond())
+        self._left = sum(e.config.rounds for e in experiments.values())
+        self._task = self._progress.add_task(f"{self._runs} runs, rounds", total=self._left)
+        self._begun: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "ManyRuns":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advanced(self, path: Path, rounds: int) -> None:
+        """Move on. What a run has done before is first told: the bar is of what is left."""
+        with self._lock:
+            if path in self._begun:
+                self._progress.advance(self._task, rounds)
+                return
+            self._begun.add(path)
+            self._left -= rounds
+            self._progress.update(self._task, total=self._left)
+
+    def ended(self, path: Path, outcome: Outcome) -> None:
+        """Print how a run ended, for logs and pipes."""
+        self._ended += 1
+        if self._console.is_terminal:
+            return
+        accuracy = outcome.last("test", "accuracy") if isinstance(outcome, Result) else None
+        text = "no test accuracy" if accuracy is None else f"test accuracy {accuracy:.4f}"
+        place = f"{self._ended}/{self._runs} {path.name}"
+        self._console.print(f"{place}  {text}", highlight=False, markup=False)
+
+
 def watch(console: Console, label: str) -> LiveBar | PlainLines:
     """Return what suits the place where output goes."""
     return LiveBar(console, label) if console.is_terminal else PlainLines(console, label)
@@ -107,6 +151,11 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "  ".join(
         f"{row['split']} loss {row['loss']:.4f} accuracy {row['accuracy']:.4f}" for row in rows
     )
+
+
+def tensorboard(path: Path, experiment: Experiment) -> list["TensorBoard"]:
+    """Return what writes TensorBoard files to a run's folder, if its settings ask for it."""
+    return [TensorBoard(path)] if experiment.config.tensorboard else []
 
 
 class TensorBoard:

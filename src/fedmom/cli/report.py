@@ -28,7 +28,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     """Write one page about runs, comparisons and sweeps, in any mix, and its figures.
 
     The page is one file that needs no network. Runs that differ only in their seed are one curve,
-    with a band from the least to the greatest.
+    their mean, with its 95 % interval as a band.
 
     \b
     fedmom report runs/first

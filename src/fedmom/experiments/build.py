@@ -14,7 +14,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.registry import options
 from fedmom.core.types import Schedule
 from fedmom.data.federated import FederatedData
-from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig
+from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime, Workload
@@ -23,7 +23,8 @@ from fedmom.training.loop import Record, State
 from fedmom.training.pace import Pace
 
 DEFAULT_MODEL = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
-LOCAL_WORK = ("local-steps", "local-epochs")
+# What a step on the gradient of all of a client's data has no use for.
+LOCAL_WORK = ("local_steps", "local_epochs", "batch_size", "batches", "solver", "prox")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
     spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
     foreign = set()
     if algorithms.algorithm(spec).full_gradient:
-        foreign |= set(LOCAL_WORK)
+        foreign |= {kebab(name) for name in LOCAL_WORK}
     if algorithms.default_of(spec, "momentum") is None:
         foreign |= {"momentum"}
     return {key: value for key, value in values.items() if key not in foreign}
@@ -141,12 +142,15 @@ def _check_algorithm(config: RunConfig) -> None:
             f"{config.algorithm} has no momentum; leave momentum {config.momentum} out,"
             " or take fedmom or fedavgm."
         )
-    full = algorithms.algorithm(config.algorithm).full_gradient
-    if full and (config.local_steps or config.local_epochs):
-        raise FedMomError(
-            f"{config.algorithm} takes one step on all of a client's data; leave local-steps"
-            " and local-epochs out, or take fedavg."
-        )
+    if algorithms.algorithm(config.algorithm).full_gradient:
+        for name in LOCAL_WORK:
+            plain = "all" if name == "batch_size" else RunConfig.model_fields[name].default
+            if name in config.model_fields_set and getattr(config, name) != plain:
+                raise FedMomError(
+                    f"{config.algorithm} takes one step on the gradient of all of a client's data:"
+                    f" it has no use for {kebab(name)} {getattr(config, name)}. Leave it out, or"
+                    " take fedavg."
+                )
 
 
 def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None:

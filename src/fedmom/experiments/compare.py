@@ -1,18 +1,48 @@
 """Several algorithms on one task: from the same model, on the same cohorts and batches."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
-from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.core.files import slug, write_atomic
+from fedmom.experiments import settings
+from fedmom.experiments.build import Experiment, Loaded, fitting, prepare
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result, read_names
 from fedmom.experiments.settings import RunConfig
 
 LIST = "compare.json"
 Run = Callable[[RunFolder, Experiment, str], Result]
+
+
+def configs(
+    values: Mapping[str, Any], algorithms: Sequence[str], seeds: int = 1
+) -> dict[str, RunConfig]:
+    """Return the settings of every run of a comparison, by the run's name.
+
+    Args:
+        values: The settings that all share; what an algorithm has no use for is left out.
+        algorithms: The algorithms, with their options.
+        seeds: How many seeds each algorithm has, counted from that of ``values`` on.
+
+    Examples:
+        >>> list(configs({"seed": 4}, ["fedavg", "fedmom"], seeds=2))
+        ['fedavg_seed4', 'fedavg_seed5', 'fedmom_seed4', 'fedmom_seed5']
+    """
+    if seeds < 1:
+        raise FedMomError(f"--seeds {seeds} must be a whole number of 1 or more. Give 10, say.")
+    found = {}
+    for algorithm in algorithms:
+        own = fitting({**values, "algorithm": algorithm})
+        first = settings.parse(own)
+        if seeds == 1:
+            found[slug(algorithm)] = first
+            continue
+        for seed in range(first.seed, first.seed + seeds):
+            found[f"{slug(algorithm)}_seed{seed}"] = settings.parse({**own, "seed": seed})
+    return found
 
 
 def create(folder: Path, configs: Mapping[str, RunConfig], list_name: str) -> dict[str, Experiment]:

@@ -64,12 +64,16 @@ class Result:
         return "finished" if self.finished else self.stop or "unfinished"
 
     def curve(self, split: str, key: str) -> Points:
-        """Return a curve of the evaluations as points (round, value)."""
-        return [(row["round"], row[key]) for row in self.evals if row["split"] == split]
+        """Return a curve of the evaluations as points (round, value).
+
+        Runs of earlier versions have fewer keys: no points, where theirs have not this one.
+        """
+        rows = (row for row in self.evals if row["split"] == split)
+        return [(row["round"], row[key]) for row in rows if key in row]
 
     def last(self, split: str, key: str) -> float | None:
-        """Return a number of the last evaluation, or None before the first."""
-        return next((r[key] for r in reversed(self.evals) if r["split"] == split), None)
+        """Return a number of the last evaluation; None before the first, or where it has none."""
+        return next((r.get(key) for r in reversed(self.evals) if r["split"] == split), None)
 
     def logged(self, key: str) -> Points:
         """Return a curve of the rounds; a round without replies has no loss."""
@@ -125,6 +129,11 @@ class Group:
     label: str
     runs: Sequence[Result]
 
+    @property
+    def steady(self) -> Sequence[Result]:
+        """The runs that did not diverge, which means are over; all of them if all did."""
+        return [run for run in self.runs if not run.diverged] or self.runs
+
     def best(self) -> float:
         """Return the best test accuracy on the way that all seeds get to."""
         return min(run.best_accuracy() for run in self.runs)
@@ -167,11 +176,11 @@ def group_by_seed(results: Sequence[Result]) -> list[Group]:
 
 
 def as_groups(results: Mapping[str, Result]) -> list[Group]:
-    """Return every run as a group of its own, by label; those that stopped early are marked."""
-    return [
-        Group(f"{label} ({run.stop})" if run.stop else label, [run])
-        for label, run in results.items()
-    ]
+    """Return runs by label, or seeds taken together if there are any; early stops are marked."""
+    groups = group_by_seed(list(results.values()))
+    if len(groups) == len(results):
+        groups = [Group(label, [run]) for label, run in results.items()]
+    return [Group(group.label + _early(group.runs), group.runs) for group in groups]
 
 
 def target(groups: Sequence[Group]) -> float:
@@ -211,6 +220,13 @@ def _runs_in(folder: Path) -> list[Path]:
             " Give a folder that fedmom run, compare or sweep has made."
         )
     return below
+
+
+def _early(runs: Sequence[Result]) -> str:
+    """Return a mark such as " (2 of 5 diverged)"; nothing if no run stopped early."""
+    counts = Counter(run.stop for run in runs if run.stop)
+    texts = [s if len(runs) == 1 else f"{n} of {len(runs)} {s}" for s, n in counts.items()]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _labels(groups: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,10 +1,11 @@
 """A grid of settings -> many runs, side by side on all cores, in one folder."""
 
+import contextlib
 import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ LIST = "sweep.json"
 Outcome = Result | FedMomError
 Advanced = Callable[[Path, int], None]
 Ended = Callable[[Path, Outcome], None]
+# Returns who else looks on at a run: watchers that are entered before it and left after it.
+Watchers = Callable[[Path, Experiment], Sequence[Any]]
 
 
 def cells(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, RunConfig]:
@@ -51,7 +54,10 @@ def cells(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str,
 
 
 def side_by_side(
-    experiments: Mapping[Path, Experiment], advanced: Advanced, ended: Ended | None = None
+    experiments: Mapping[Path, Experiment],
+    advanced: Advanced,
+    ended: Ended | None = None,
+    watchers: Watchers = lambda _path, _experiment: (),
 ) -> dict[Path, Outcome]:
     """Run, or go on with, the run in every folder, as many at a time as there are cores.
 
@@ -62,6 +68,7 @@ def side_by_side(
         experiments: What to run, by its folder.
         advanced: Told of rounds that are done, on the threads of the runs.
         ended: Told of every run that ends, with its result or error.
+        watchers: Who else looks on at a run, such as TensorBoard.
 
     Returns:
         The results; a run that could not be run has its error instead.
@@ -73,7 +80,7 @@ def side_by_side(
     outcomes: dict[Path, Outcome] = {}
     with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="run") as pool:
         futures = {
-            pool.submit(_run, path, experiment, _Tick(path, advanced, stop)): path
+            pool.submit(_run, path, experiment, _Tick(path, advanced, stop), watchers): path
             for path, experiment in experiments.items()
         }
         try:
@@ -119,8 +126,10 @@ class _Tick:
         """Nothing to show: the table comes at the end."""
 
 
-def _run(path: Path, experiment: Experiment, tick: _Tick) -> Result:
-    return execute(RunFolder.open(path), experiment, [tick], workers=1)
+def _run(path: Path, experiment: Experiment, tick: _Tick, watchers: Watchers) -> Result:
+    with contextlib.ExitStack() as stack:
+        more = [stack.enter_context(watcher) for watcher in watchers(path, experiment)]
+        return execute(RunFolder.open(path), experiment, [*more, tick], workers=1)
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

@@ -3,16 +3,12 @@
 Importing this package does not import JAX: ``build`` does.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fedmom.core.registry import Registry
-from fedmom.core.types import Params
 
 if TYPE_CHECKING:
-    import jax
-
     from fedmom.data.federated import Features
     from fedmom.models.base import Model
 
@@ -53,21 +49,4 @@ def build(spec: str, features: "Features") -> "Model":
 
     keep_programs()
     model: Model = MODELS.build(spec, features)
-    return model._replace(init=_compiled_quickly(model.init))
-
-
-def _compiled_quickly(init: Callable[["jax.Array"], Params]) -> Callable[["jax.Array"], Params]:
-    """Compile the drawing of first parameters as one program, with little optimization.
-
-    It runs once. LeNet-5's takes less than a second to compile this way, over two as a dozen
-    programs, and the numbers are the same. (With no optimization at all, char_lstm's are not.)
-    """
-    import jax
-
-    compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
-
-    def draw(key: jax.Array) -> Params:
-        # A program inside another has no options of its own.
-        return init(key) if isinstance(key, jax.core.Tracer) else compiled(key)
-
-    return draw
+    return model

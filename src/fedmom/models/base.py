@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.threefry import centred_uniform
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 
@@ -59,17 +61,23 @@ class Model(NamedTuple):
     loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
 
 
+def glorot_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draw as ``jax.nn.initializers.glorot_uniform`` does, with nothing to compile."""
+    field = math.prod(shape[:-2])  # of a convolution
+    variance = np.float32(1 / (field * (shape[-2] + shape[-1]) / 2))
+    return jnp.asarray(centred_uniform(key, shape) * np.sqrt(np.float32(3) * variance))
+
+
 def dense(key: jax.Array, fan_in: int, fan_out: int) -> Params:
     """A linear layer with Glorot-uniform weights and zero bias."""
-    weights = jax.nn.initializers.glorot_uniform()(key, (fan_in, fan_out), jnp.float32)
-    return {"w": weights, "b": jnp.zeros(fan_out)}
+    weights = glorot_uniform(key, (fan_in, fan_out))
+    return {"w": weights, "b": jnp.asarray(np.zeros(fan_out, np.float32))}
 
 
 def conv(key: jax.Array, size: int, channels_in: int, channels_out: int) -> Params:
     """A square convolution with Glorot-uniform weights and zero bias."""
-    shape = (size, size, channels_in, channels_out)
-    weights = jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32)
-    return {"w": weights, "b": jnp.zeros(channels_out)}
+    weights = glorot_uniform(key, (size, size, channels_in, channels_out))
+    return {"w": weights, "b": jnp.asarray(np.zeros(channels_out, np.float32))}
 
 
 def linear(layer: Params, x: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 import jax
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.threefry import split
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models._conv_pool import conv_relu_pool, linear_of_maps
@@ -15,7 +16,7 @@ def lenet5(features: Features) -> Model:
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
 
     def init(key: jax.Array) -> Params:
-        k1, k2, k3, k4, k5 = jax.random.split(key, 5)
+        k1, k2, k3, k4, k5 = split(key, 5)
         return {
             "conv1": conv(k1, 5, channels, 6),
             "conv2": conv(k2, 5, 6, 16),
@@ -41,7 +42,7 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     flat = (height // 4) * (width // 4) * 64
 
     def init(key: jax.Array) -> Params:
-        k1, k2, k3, k4 = jax.random.split(key, 4)
+        k1, k2, k3, k4 = split(key, 4)
         return {
             "conv1": conv(k1, 5, channels, 32),
             "conv2": conv(k2, 5, 32, 64),

@@ -3,6 +3,7 @@
 import jax
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.threefry import split
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models.base import Model, dense, flat_size, linear, need
@@ -26,7 +27,7 @@ def _perceptron(features: Features, hidden: list[int]) -> Model:
     sizes = [flat_size(features), *hidden, features.classes]
 
     def init(key: jax.Array) -> Params:
-        keys = jax.random.split(key, len(sizes) - 1)
+        keys = split(key, len(sizes) - 1)
         return [dense(k, a, b) for k, a, b in zip(keys, sizes, sizes[1:], strict=False)]
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:

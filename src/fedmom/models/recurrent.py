@@ -1,5 +1,7 @@
 """The paper's character model: an embedding of 8, one LSTM layer of 128, a softmax."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -16,6 +18,7 @@ def char_lstm(features: Features, *, embedding: int = 8, hidden: int = 128) -> M
     if embedding < 1 or hidden < 1:
         raise FedMomError(f"char_lstm: embedding={embedding}, hidden={hidden} must be 1 or more.")
 
+    @_compiled_quickly
     def init(key: jax.Array) -> Params:
         k1, k2, k3, k4 = jax.random.split(key, 4)
         cell = dense(k2, embedding, 4 * hidden)
@@ -33,3 +36,17 @@ def char_lstm(features: Features, *, embedding: int = 8, hidden: int = 128) -> M
         return linear(params["out"], lstm(table, params["recurrent"], x))
 
     return Model(init, apply)
+
+
+def _compiled_quickly(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
+    """Compile the drawing of first parameters as one program, with little optimization.
+
+    It runs once. (With no optimization at all, the orthogonal matrix has other numbers.)
+    """
+    compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
+
+    def draw(key: jax.Array) -> Params:
+        # A program inside another has no options of its own.
+        return init(key) if isinstance(key, jax.core.Tracer) else compiled(key)
+
+    return draw

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Numbers = Sequence[float]
-NUMBER = re.compile(r"[-+−]?[\d.]|never$|–?$")  # how a cell begins that holds one, or none
+# How a cell begins that holds a number, or none.
+NUMBER = re.compile(r"[-+−<]?[\d.]|never$|diverged$|–?$")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with an optional band around it (the spread over seeds)."""
+    """A curve, with an optional band around it (an interval over seeds)."""
 
     label: str
     x: Numbers
@@ -42,12 +43,18 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """A table of numbers as shades: ``shades[i][j]`` is row i, column j."""
+    """A table of numbers as shades: ``shades[i][j]`` is row i, column j.
+
+    With ``texts`` every cell is written on, and shades go from -1 to 1 between two colours, with
+    white at 0. ``framed`` are cells, as (row, column), that stand out.
+    """
 
     label: str
     rows: Sequence[str]
     columns: Sequence[str]
     shades: Sequence[Numbers]
+    texts: Sequence[Sequence[str]] | None = None
+    framed: Sequence[tuple[int, int]] = ()
 
 
 Mark = Line | Area | Bars | Heat

@@ -1,11 +1,13 @@
-"""Curves of runs as figures: evaluations, rounds and diagnostics, seeds taken together."""
+"""Curves of runs as figures: evaluations, rounds and diagnostics, means over seeds with bands."""
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fedmom.experiments.results import Group, Points, Result
+from fedmom.experiments.statistics import FEWEST, PERCENT, interval
 from fedmom.report.charts import Chart, Figure, Line
 
 ROUND = "communication round"
@@ -14,11 +16,19 @@ Pick = Callable[[Result], Points]
 
 
 class Panel(NamedTuple):
-    """A chart of a figure: its title, the name of its y axis, and the curve it shows of a run."""
+    """A chart of a figure.
+
+    Args:
+        title: Its title.
+        y: The name of its y axis.
+        points: The curve that it shows of a run.
+        beside: What to hold it against, drawn dashed: its name, and its curve.
+    """
 
     title: str
     y: str
     points: Pick
+    beside: tuple[str, Pick] | None = None
 
 
 def _evaluated(split: str, key: str) -> Pick:
@@ -37,7 +47,10 @@ EVALUATIONS = (
     Panel("Training loss", "loss", _evaluated("train", "loss")),
     Panel("Test accuracy", "accuracy", _evaluated("test", "accuracy")),
     Panel(
-        "Test accuracy, 10th percentile of clients", "accuracy", _evaluated("test", "accuracy_p10")
+        "Test accuracy, p10 of clients",
+        "accuracy",
+        _evaluated("test", "accuracy_p10"),
+        ("identical clients", _evaluated("test", "accuracy_p10_identical")),
     ),
 )
 ROUNDS = (
@@ -67,20 +80,22 @@ def diagnostics(groups: Sequence[Group]) -> Figure | None:
 def figure(name: str, groups: Sequence[Group], panels: Sequence[Panel]) -> Figure:
     """Return a figure with a chart for every panel and a line for every group."""
     width = _width([panel.points(run) for panel in panels for g in groups for run in g.runs])
-    charts = [
-        Chart(panel.title, ROUND, panel.y, [line(g, panel.points, width) for g in groups])
-        for panel in panels
-    ]
-    notes = []
-    if any(len(group.runs) > 1 for group in groups):
-        notes.append("Lines are means over seeds; bands reach from the least to the greatest.")
+    charts = [_chart(groups, panel, width) for panel in panels]
+    notes = [bands_note(groups)] if any(len(group.runs) > 1 for group in groups) else []
     if width > 1:
         notes.append(f"Every point is a mean over {width} rounds.")
     return Figure(name, "", charts, note=" ".join(notes))
 
 
+def bands_note(groups: Sequence[Group]) -> str:
+    """Say what lines and bands are, for a figure of several seeds."""
+    if max(len(group.runs) for group in groups) < FEWEST:
+        return f"Lines are means over seeds; not enough seeds for bands, which take {FEWEST}."
+    return f"Lines are means over seeds; bands are {PERCENT} intervals of the mean (Student's t)."
+
+
 def line(group: Group, points: Pick, width: int = 1) -> Line:
-    """Return the mean over seeds with a band from the least to the greatest.
+    """Return the mean over seeds, with its interval as a band where seeds are enough for one.
 
     Seeds that have not come as far as others are left out of the later points.
 
@@ -94,14 +109,26 @@ def line(group: Group, points: Pick, width: int = 1) -> Line:
         for block, values in _blocks(points(run), width).items():
             at.setdefault(block, []).append(statistics.fmean(values))
     blocks = sorted(at)
-    several = len(group.runs) > 1
+    found = [interval(at[b]) for b in blocks]
+    halves = [math.nan if each.half is None else each.half for each in found]
+    banded = not all(map(math.isnan, halves))
     return Line(
         group.label,
         [(b + 1) * width - (width - 1) / 2 for b in blocks],
-        [statistics.fmean(at[b]) for b in blocks],
-        [min(at[b]) for b in blocks] if several else None,
-        [max(at[b]) for b in blocks] if several else None,
+        [each.mean for each in found],
+        [each.mean - h for each, h in zip(found, halves, strict=True)] if banded else None,
+        [each.mean + h for each, h in zip(found, halves, strict=True)] if banded else None,
     )
+
+
+def _chart(groups: Sequence[Group], panel: Panel, width: int) -> Chart:
+    lines = [line(group, panel.points, width) for group in groups]
+    name, points = panel.beside or ("", lambda _: [])
+    beside = [each for group in groups if (each := line(group, points, width)).x]
+    title = f"{panel.title} (dashed: {name})" if beside else panel.title
+    # The dashed ones come first: a legend takes the last line of a label.
+    dashed = [replace(each, low=None, high=None, dashed=True) for each in beside]
+    return Chart(title, ROUND, panel.y, [*dashed, *lines])
 
 
 def _width(curves: Sequence[Points]) -> int:

@@ -155,10 +155,38 @@ def _draw_bars(axes: Any, bars: Bars, place: int, count: int, colour: str) -> An
 
 
 def _draw_heat(axes: Any, heat: Heat) -> None:
-    shades = axes.imshow(heat.shades, cmap="cividis", aspect="auto")
+    if heat.texts is None:
+        shades = axes.imshow(heat.shades, cmap="cividis", aspect="auto")
+        axes.figure.colorbar(shades, ax=axes, label=_plain(heat.label))
+    else:
+        _draw_written(axes, heat, heat.texts)
     axes.set_xticks(range(len(heat.columns)), [_plain(c) for c in heat.columns])
     axes.set_yticks(range(len(heat.rows)), [_plain(r) for r in heat.rows])
-    axes.figure.colorbar(shades, ax=axes, label=_plain(heat.label))
+
+
+def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None:
+    """Draw cells with their texts: blue above 0, orange below, white at 0."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shades = LinearSegmentedColormap.from_list("", [palette.LIGHT[1], "#ffffff", palette.LIGHT[0]])
+    axes.imshow(heat.shades, cmap=shades, vmin=-1, vmax=1, aspect="auto")
+    for row, values in enumerate(heat.shades):
+        for column, value in enumerate(values):
+            colour = "#ffffff" if abs(value) > 0.6 else "#222222"
+            cell = _plain(texts[row][column])
+            axes.text(column, row, cell, ha="center", va="center", color=colour, fontsize=7)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    for row, column in heat.framed:
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(_frame(corner))
+
+
+def _frame(corner: tuple[float, float]) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 1, 1, fill=False, edgecolor="#000000", linewidth=2, clip_on=False)
 
 
 def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:

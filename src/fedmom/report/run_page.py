@@ -13,7 +13,7 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.report import curves, drawing, palette, tables
+from fedmom.report import curves, differences, drawing, palette, tables
 from fedmom.report.charts import Figure, Grid
 from fedmom.report.html import Part, Section, Settings, Words, write_page
 from fedmom.report.html.live import View
@@ -72,7 +72,8 @@ def print_figures(view: Overview, page: Path) -> Iterator[list[Path]]:
 def write_comparison(folder: Path, results: Sequence[Result], title: str) -> tuple[Path, Path]:
     """Write the figure and the page of a comparison into its folder; return their paths."""
     view = overview(results)
-    figure = replace(view.evaluations, name="compare", title=title)
+    lines = [title, view.evaluations.note] if view.evaluations.note else [title]
+    figure = replace(view.evaluations, name="compare", title="\n".join(lines))
     (image,) = drawing.save(figure, folder, ("png",))
     return image, write(view, folder / "compare.html")
 
@@ -127,13 +128,15 @@ def _headline(groups: Sequence[Group]) -> tuple[str, str]:
 
 
 def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
+    families = differences.families(groups)
     sentences = [
         tables.verdict(groups, goal) if len(groups) > 1 else "",
+        *map(differences.sentence, families),
         *(_early(groups, status) for status in EARLY),
     ]
     # Words come even if there are none: a live page stays as it is while its parts are the same.
     words = Words("\n\n".join(sentence for sentence in sentences if sentence))
-    return [words, tables.grid(groups, goal)]
+    return [words, tables.grid(groups, goal), *map(differences.grid, families)]
 
 
 def _early(groups: Sequence[Group], status: str) -> str:

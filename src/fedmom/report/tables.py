@@ -1,23 +1,18 @@
-"""Results of runs as tables: for the terminal, for a page, and the ranking of a sweep."""
+"""Results of runs as tables, for the terminal and for a page, and who was fastest in a sentence."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedmom.core.files import write_atomic
-from fedmom.experiments.results import Group
+from fedmom.experiments.results import Group, Result
+from fedmom.experiments.statistics import FEWEST, PERCENT, interval
 from fedmom.report.charts import Grid
 
-COLUMNS = ("round", "train loss", "test accuracy", "p10", "p50", "p90")
-TITLE = "Last evaluation (p10 to p90: test accuracy over clients)"
-SWEEP_COLUMNS = ("runs", "seeds", "train loss", "test accuracy", "spread", "best", "stopped")
+PERCENTILES = ("p10", "p50", "p90")
 NONE = "–"  # stands where there is no number
 OTHERS_NAMED = 5
 
@@ -37,22 +32,32 @@ def verdict(groups: Sequence[Group], goal: float) -> str:
     )
 
 
-def numbers(groups: Sequence[Group], goal: float) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of a comparison, with the rounds to a test accuracy."""
-    columns = ["run", *COLUMNS, f"rounds to {goal:.3f}", "MB sent", "time (s)"]
-    return columns, [_row(group, goal) for group in groups]
-
-
 def grid(groups: Sequence[Group], goal: float) -> Grid:
-    """Return a comparison as a table for a page."""
-    several = any(len(group.runs) > 1 for group in groups)
-    note = "Means over seeds; below them the least and the greatest." if several else ""
-    return Grid("results", TITLE, *numbers(groups, goal), note)
+    """Return a comparison as a table, with the rounds to a test accuracy."""
+    ends = {run.last("test", "round") for group in groups for run in group.runs}
+    one_end = len(ends) == 1 and None not in ends
+    columns = [
+        *("run", *(() if one_end else ("round",)), "train loss", "test accuracy", *PERCENTILES),
+        *(f"rounds to {goal:.3f}", "MB sent", "time (s)"),
+    ]
+    rows = [_row(group, goal, with_round=not one_end) for group in groups]
+    title = "Last evaluation" + (f", round {ends.pop():.0f}" if one_end else "")
+    return Grid("results", title, columns, rows, _note(groups))
 
 
-def table(groups: Sequence[Group], goal: float) -> Table:
-    """Return a comparison as a table for the terminal."""
-    return rich_table(*numbers(groups, goal), TITLE)
+def show(console: Console, *grids: Grid) -> None:
+    """Print tables on the terminal, each with its note below."""
+    for place, shown in enumerate(grids):
+        if place:
+            console.print()
+        console.print(rich_table(shown.columns, shown.rows, shown.title))
+        if shown.note:
+            say(console, shown.note, style="dim")
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print sentences on the terminal, in lines that are broken between words."""
+    console.print(text, style=style, soft_wrap=False, highlight=False, markup=False)
 
 
 def rich_table(
@@ -68,89 +73,97 @@ def rich_table(
     return view
 
 
-def sweep_table(groups: Sequence[Group]) -> tuple[Sequence[str], list[list[str]]]:
-    """Return the columns and rows of a sweep, best first, seeds taken together."""
-    return SWEEP_COLUMNS, [rank.texts() for rank in _ranking(groups)]
+def mean_text(values: Sequence[float], form: str = "{:.3f}") -> str:
+    """Return a mean over seeds, and below it half the width of its interval if it has any."""
+    if not values:
+        return NONE
+    over_seeds = interval(values)
+    mean, half = form.format(over_seeds.mean), over_seeds.half
+    return f"{mean}\n±{form.format(half)}" if half else mean
 
 
-def write_sweep(path: Path, groups: Sequence[Group]) -> Path:
-    """Write the same table as CSV, with all digits; return its path."""
-    file = io.StringIO()
-    csv.writer(file).writerows([SWEEP_COLUMNS, *_ranking(groups)])
-    write_atomic(path, file.getvalue().encode())
-    return path
+def over_seeds_note(groups: Sequence[Group]) -> str:
+    """Say what stands below the means; nothing if no group has several seeds."""
+    most, fewest = (f(len(group.runs) for group in groups) for f in (max, min))
+    if most == 1:
+        return ""
+    if most < FEWEST:
+        return f"Means over seeds. Not enough seeds for intervals: {FEWEST} are the fewest."
+    enough = f"Means over seeds, ± half their {PERCENT} intervals (Student's t)."
+    return enough if fewest >= FEWEST else f"{enough} Fewer than {FEWEST} seeds are not enough."
 
 
-class _Rank(NamedTuple):
-    """A row of a sweep's table: means over seeds, of those that were evaluated."""
-
-    label: str
-    seeds: int
-    loss: float | None
-    accuracy: float | None
-    spread: float | None  # standard deviation of the accuracy
-    best: float | None  # accuracy on the way
-    stopped: int
-
-    def texts(self) -> list[str]:
-        values = (self.loss, self.accuracy, self.spread, self.best)
-        shown = [NONE if value is None else f"{value:.3f}" for value in values]
-        return [self.label, str(self.seeds), *shown, str(self.stopped or "")]
-
-
-def _ranking(groups: Sequence[Group]) -> list[_Rank]:
-    ranks = [_rank(group) for group in groups]
-    return sorted(ranks, key=lambda r: math.inf if r.accuracy is None else -r.accuracy)
-
-
-def _rank(group: Group) -> _Rank:
-    losses = _known(run.last("train", "loss") for run in group.runs)
-    accuracies = _known(run.last("test", "accuracy") for run in group.runs)
-    best = [run.best_accuracy() for run in group.runs if run.curve("test", "accuracy")]
-    return _Rank(
-        group.label,
-        len(group.runs),
-        statistics.fmean(losses) if losses else None,
-        statistics.fmean(accuracies) if accuracies else None,
-        statistics.pstdev(accuracies) if accuracies else None,
-        statistics.fmean(best) if best else None,
-        sum(bool(run.stop) for run in group.runs),
+def _note(groups: Sequence[Group]) -> str:
+    mixed = any(len(group.steady) < len(group.runs) for group in groups)
+    return " ".join(
+        text
+        for text in (
+            over_seeds_note(groups),
+            "Runs that diverged are left out of means." if mixed else "",
+            _percentiles_note([run for group in groups for run in group.runs]),
+        )
+        if text
     )
 
 
-def _row(group: Group, goal: float) -> list[str]:
-    runs = group.runs
-    accuracies = [f"accuracy{p}" for p in ("", "_p10", "_p50", "_p90")]
+def _percentiles_note(runs: Sequence[Result]) -> str:
+    """Say what percentiles are of, and how many samples stand behind them."""
+    clients, samples = (
+        _range({known for run in runs if (known := run.last("test", key)) is not None})
+        for key in ("clients", "samples")
+    )
+    if not clients:  # an earlier version's runs
+        return "p10 to p90: test accuracy over clients."
+    return (
+        f"p10 to p90: test accuracy over {clients} clients with {samples} test samples in all;"
+        " in brackets, what identical clients would show."
+    )
+
+
+def _range(numbers: set[float]) -> str:
+    if not numbers:
+        return ""
+    low, high = f"{min(numbers):,.0f}", f"{max(numbers):,.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _row(group: Group, goal: float, *, with_round: bool) -> list[str]:
+    runs = group.steady
+    ends = _lasts(runs, "test", "round")
     return [
         group.label,
-        _spread([run.last("test", "round") for run in runs], "{:.0f}"),
-        _spread([run.last("train", "loss") for run in runs], "{:.3f}"),
-        *(_spread([run.last("test", key) for run in runs], "{:.3f}") for key in accuracies),
-        _reached([run.rounds_to(goal) for run in runs]),
-        _spread([run.megabytes for run in runs], "{:.1f}"),
-        _spread([run.seconds for run in runs], "{:.1f}"),
+        *([_range(set(ends)) or NONE] if with_round else []),
+        mean_text(_lasts(runs, "train", "loss")),
+        mean_text(_lasts(runs, "test", "accuracy")),
+        *(_percentile(runs, name) for name in PERCENTILES),
+        _reached([run.rounds_to(goal) for run in group.runs]),
+        f"{statistics.fmean(run.megabytes for run in runs):.1f}",
+        f"{statistics.fmean(run.seconds for run in runs):.1f}",
     ]
 
 
+def _percentile(runs: Sequence[Result], name: str) -> str:
+    """Return a percentile, and below it the one that identical clients would show."""
+    values = _lasts(runs, "test", f"accuracy_{name}")
+    identical = _lasts(runs, "test", f"accuracy_{name}_identical")
+    below = f"\n({statistics.fmean(identical):.3f})" if identical else ""
+    return f"{statistics.fmean(values):.3f}{below}" if values else NONE
+
+
 def _reached(rounds: Sequence[int | None]) -> str:
-    there = _known(rounds)
+    there = [float(r) for r in rounds if r is not None]
     if not there:
         return "never"
     missing = len(rounds) - len(there)
-    return _spread(there, "{:.0f}") + (f"\n{missing} of {len(rounds)} never" if missing else "")
+    if missing:
+        return f"{statistics.fmean(there):.0f}\n{missing} of {len(rounds)} never"
+    return mean_text(there, "{:.0f}")
 
 
-def _spread(values: Sequence[float | None], form: str) -> str:
-    """Return the mean, and on a second line the range if it has one."""
-    finite = [value for value in _known(values) if math.isfinite(value)]
-    if not finite:
-        return NONE
-    mean, low, high = (form.format(f(finite)) for f in (statistics.fmean, min, max))
-    return mean if low == high else f"{mean}\n{low} to {high}"
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _lasts(runs: Iterable[Result], split: str, key: str) -> list[float]:
+    """Return a number of the last evaluations, of the runs that have it."""
+    values = (run.last(split, key) for run in runs)
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _short(rounds: float) -> str:

@@ -42,6 +42,9 @@ class Directions:
     fedsgd: list[float] | None
     elsewhere: list[float] | None
     target: str | None
+    # The same over |g| |w - w*|: a longer step has a larger product, not a better direction.
+    fedavg_cosine: list[float] | None = None
+    fedsgd_cosine: list[float] | None = None
 
 
 def directions(
@@ -88,7 +91,9 @@ def replay(
     start = experiment.start()
     last = _last_model(run, start)
     aside = None if other is None else _last_model(other, start)
-    products: dict[str, list[float]] = {"fedavg": [], "fedsgd": [], "elsewhere": []}
+    products: dict[str, list[float]] = {
+        name: [] for name in ("fedavg", "fedsgd", "elsewhere", "fedavg_cosine", "fedsgd_cosine")
+    }
     eta, rounds = float(experiment.config.server_lr), experiment.config.rounds
     params, here = start.params, _flat(start.params)
     with ExitStack() as stack:
@@ -99,10 +104,13 @@ def replay(
             after = _flat(state.params)
             step = (here - after) / eta
             products["fedavg"].append(float(step @ (here - last)))
+            products["fedavg_cosine"].append(_cosine(step, here - last))
             if aside is not None:
                 products["elsewhere"].append(float(step @ (here - aside)))
             if gradient is not None:
-                products["fedsgd"].append(float(gradient(params, record) @ (here - last)))
+                theirs = gradient(params, record)
+                products["fedsgd"].append(float(theirs @ (here - last)))
+                products["fedsgd_cosine"].append(_cosine(theirs, here - last))
             params, here = state.params, after
     if not np.array_equal(here, last):
         raise FedMomError(
@@ -114,6 +122,8 @@ def replay(
         products["fedsgd"] or None,
         products["elsewhere"] or None,
         other.name if other else None,
+        products["fedavg_cosine"],
+        products["fedsgd_cosine"] or None,
     )
 
 
@@ -147,6 +157,11 @@ def _last_model(run: Path, template: State) -> Vector:
 
 def _file(folder: Path, run: Path) -> Path:
     return folder / f"{run.name}.json"
+
+
+def _cosine(one: Vector, other: Vector) -> float:
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths else 0.0
 
 
 def _flat(params: Params) -> Vector:

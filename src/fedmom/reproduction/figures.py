@@ -10,9 +10,10 @@ from fedmom.data.sources.glyphs import CHARACTERS
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.statistics import counts, label_mix
 from fedmom.experiments.results import Result
+from fedmom.experiments.statistics import FEWEST, interval
 from fedmom.report.charts import Area, Bars, Chart, Figure, Heat, Line, Mark
 from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
-from fedmom.reproduction.measures import Measures, final_loss, positive, values, windows
+from fedmom.reproduction.measures import Measures, final_loss, positive, windows
 from fedmom.reproduction.plan import NAMES, RIVALS
 
 PANELS = (
@@ -23,7 +24,7 @@ PANELS = (
 ENOUGH = 20  # samples: the labels of a client with fewer are chance, and would set the scale
 WIDE = 8  # times the smallest value: too far apart for a plain scale
 CLIENTS, LABELS, BINS = 12, 16, 24  # what is shown of a dataset
-BAND = "Lines are means over seeds, bands reach from the lowest to the highest seed."
+BAND = "Lines are means over seeds, bands their 95 % intervals."
 
 
 def heterogeneity(tasks: Mapping[str, FederatedData]) -> Figure:
@@ -96,8 +97,9 @@ def direction(findings: Findings) -> Figure:
         columns=2,
         note=f"Means over every {length} rounds of one run at the equal γ, w* its last model; above"
         " the share of rounds in which it is positive. Towards the run's own"
-        " last model, the sum over all rounds is (|w₀ - w*|² + Σ|w' - w|²) / 2η, so it is positive"
-        " whatever the method does. The other line aims at a model off the path: the last one of"
+        " last model, FedAvg's sum over all rounds is (|w₀ - w*|² + Σ|w' - w|²) / 2η, since its"
+        " step is -ηg: positive whatever the path. (With momentum the step is another than -ηg, and"
+        " the sum may be negative.) The other line aims at a model off the path: the last one of"
         " FedAvg with the next best γ, from the same start.",
     )
 
@@ -206,31 +208,16 @@ def sensitivity(findings: Findings) -> Figure:
     )
 
 
-def sensitivity_elsewhere(findings: Findings) -> Figure:
-    """The left half of Figure 6 on the other dataset, which the paper does not show."""
-    name = findings.scale.shakespeare.name
-    return Figure(
-        "fig6_shakespeare",
-        f"Final training loss, {name}",
-        [_final_losses("over step sizes", "γ", findings.over_lr[name], log_x=True)],
-        columns=1,
-        note="Not in the paper. A choice at which the run diverged has no point.",
-    )
-
-
 def _final_losses(title: str, x: str, methods: RunsByChoice, *, log_x: bool) -> Chart:
     lines = []
     for method in RIVALS:
         losses = {
-            place: values(final_loss(run) for run in runs)
+            place: [final_loss(run) for run in runs]
             for place, runs in methods.get(method, {}).items()
             if not any(run.diverged for run in runs)
         }
         if losses:
-            means = [v.mean for v in losses.values()]
-            low = [min(v.of_seeds) for v in losses.values()]
-            high = [max(v.of_seeds) for v in losses.values()]
-            lines.append(Line(NAMES[method], list(losses), means, low, high, markers=True))
+            lines.append(_banded(NAMES[method], list(losses), list(losses.values()), markers=True))
     chart = _chart(title, "final training loss", lines)
     return replace(chart, x=x, log_x=log_x and bool(lines))
 
@@ -279,8 +266,21 @@ def curve(label: str, runs: Sequence[Result], split: str, key: str) -> Line:
     """Return the mean over seeds with its band, as far as all seeds go."""
     curves = [dict(run.curve(split, key)) for run in runs]
     rounds = sorted(set.intersection(*(set(c) for c in curves)))
-    columns = [[c[r] for c in curves] for r in rounds]
-    mean = [float(np.mean(column)) for column in columns]
-    if len(runs) == 1:
-        return Line(label, rounds, mean)
-    return Line(label, rounds, mean, [min(c) for c in columns], [max(c) for c in columns])
+    return _banded(label, rounds, [[c[r] for c in curves] for r in rounds])
+
+
+def _banded(
+    label: str, x: Sequence[float], columns: Sequence[Sequence[float]], *, markers: bool = False
+) -> Line:
+    """Return a line of means over seeds; with enough seeds, between the ends of their intervals."""
+    found = [interval(column) for column in columns]
+    ends = [(f.low, f.high) for f in found if f.low is not None and f.high is not None]
+    banded = len(ends) == len(found) and min(map(len, columns), default=0) >= FEWEST
+    return Line(
+        label,
+        x,
+        [f.mean for f in found],
+        [low for low, _ in ends] if banded else None,
+        [high for _, high in ends] if banded else None,
+        markers=markers,
+    )

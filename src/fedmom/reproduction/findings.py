@@ -53,11 +53,20 @@ class Findings:
     beyond: Mapping[str, Contest]  # by variant
     author: Mapping[str, Measures]  # by label
 
-    def at_same_lr(self, task: Task) -> dict[float, dict[str, Measures]]:
+    def at_same_lr(self, task: Task) -> dict[float, Contest]:
         """FedAvg and FedMom at every γ of the grid at which both have ended."""
         curves = self.over_lr[task.name]
         both = [lr for lr in task.lrs if all(lr in curves.get(m, {}) for m in RIVALS)]
-        return {lr: measure({m: curves[m][lr] for m in RIVALS}) for lr in both}
+        return {
+            lr: Contest(
+                f"{task.name}, γ {lr:g}",
+                {
+                    m: Entry(lr, False, measures)
+                    for m, measures in measure({m: curves[m][lr] for m in RIVALS}).items()
+                },
+            )
+            for lr in both
+        }
 
 
 def gather(
@@ -90,10 +99,10 @@ def _asked(scale: Scale, task: Task, parts: Sequence[str]) -> bool:
 
 
 def _equal(cache: Cache, scale: Scale, task: Task) -> Contest:
-    choice = cache.choice(scale.grid(task, "fedavg", scale.seeds))
+    choice = cache.choice(scale.search(task, "fedavg", cache.choose))
     if choice is None:
         return Contest(task.name, {})
-    runs = {m: cache.results(scale.runs(task, m, choice.lr, scale.seeds)) for m in METHODS}
+    runs = {m: cache.results(scale.runs(task, m, choice.lr, task.seeds)) for m in METHODS}
     return Contest(
         f"{task.name}, equal γ",
         {m: Entry(choice.lr, choice.at_edge, each) for m, each in measure(runs).items()},
@@ -103,10 +112,10 @@ def _equal(cache: Cache, scale: Scale, task: Task) -> Contest:
 def _own(
     cache: Cache, scale: Scale, task: Task, methods: Sequence[str], variant: Variant
 ) -> Contest:
-    grids = {m: scale.grid(task, m, scale.seeds, variant) for m in methods}
+    grids = {m: scale.search(task, m, cache.choose, variant) for m in methods}
     choices = {m: choice for m, grid in grids.items() if (choice := cache.choice(grid))}
     runs = {
-        m: cache.results(scale.runs(task, m, choice.lr, scale.seeds, variant))
+        m: cache.results(scale.runs(task, m, choice.lr, task.seeds, variant))
         for m, choice in choices.items()
     }
     where = f"{task.name}, own best γ" if variant == PAPER else variant.name
@@ -117,18 +126,15 @@ def _own(
 
 
 def _over_lr(cache: Cache, scale: Scale, task: Task) -> RunsByChoice:
+    seeds = task.seeds[: task.few]
     return {
-        m: {
-            lr: runs
-            for lr, seeds in scale.grid(task, m, scale.seeds).runs.items()
-            if (runs := cache.results(list(seeds.values())))
-        }
+        m: {lr: runs for lr in task.lrs if (runs := cache.results(scale.runs(task, m, lr, seeds)))}
         for m in RIVALS
     }
 
 
 def _over_epochs(cache: Cache, scale: Scale) -> Mapping[str, RunsByChoice]:
-    own = {m: cache.choice(scale.grid(scale.femnist, m, scale.seeds)) for m in RIVALS}
+    own = {m: cache.choice(scale.search(scale.femnist, m, cache.choose)) for m in RIVALS}
     chosen = {"equal γ": dict.fromkeys(RIVALS, own["fedavg"]), "own best γ": own}
     return {
         which: {m: _at_epochs(cache, scale, m, choice.lr) for m, choice in rates.items() if choice}
@@ -139,8 +145,10 @@ def _over_epochs(cache: Cache, scale: Scale) -> Mapping[str, RunsByChoice]:
 def _at_epochs(
     cache: Cache, scale: Scale, method: str, lr: float
 ) -> Mapping[float, Sequence[Result]]:
+    task = scale.femnist
+    seeds = task.seeds[: task.few]
     runs = {
-        epochs: cache.results(scale.runs(scale.femnist, method, lr, scale.seeds, epochs=epochs))
+        epochs: cache.results(scale.runs(task, method, lr, seeds, epochs=epochs))
         for epochs in scale.epochs
     }
     return {epochs: ended for epochs, ended in runs.items() if ended}
@@ -149,11 +157,11 @@ def _at_epochs(
 def _directions(
     cache: Cache, scale: Scale, task: Task, folder: Path, console: Console, replay: bool
 ) -> Directions | None:
-    """FedAvg's first seed at the equal γ, seen also from where the next best γ ended."""
-    choice = cache.choice(scale.grid(task, "fedavg", scale.seeds))
+    """FedAvg's first tuning seed at the equal γ, seen also from where the next best γ ended."""
+    choice = cache.choice(scale.search(task, "fedavg", cache.choose))
     if choice is None:
         return None
-    seed = scale.seeds[0]
+    seed = task.tuning[0]  # whose runs have all step sizes
     config = scale.run(task, "fedavg", choice.lr, seed)
     run = cache.result(config)
     second = cache.result(scale.run(task, "fedavg", choice.second, seed)) if choice.second else None
@@ -162,7 +170,7 @@ def _directions(
     other = second.path if second and not second.diverged else None
     if not replay:
         return directions.stored(folder, run.path, other)
-    fedsgd = bool(task.fedsgd_lrs)
+    fedsgd = task == scale.femnist  # Figure 4 is of FEMNIST
     try:
         return directions.directions(
             folder, run.path, cache.experiment(config), other=other, fedsgd=fedsgd, console=console
@@ -173,14 +181,13 @@ def _directions(
 
 
 def _author(cache: Cache, scale: Scale) -> Mapping[str, Measures]:
-    choice = cache.choice(scale.grid(scale.femnist, "fedmom", scale.seeds))
+    task = scale.femnist
+    choice = cache.choice(scale.search(task, "fedmom", cache.choose))
     if choice is None:
         return {}
     return measure(
         {
-            label: cache.results(
-                scale.runs(scale.femnist, algorithm, choice.lr, scale.seeds, variant)
-            )
+            label: cache.results(scale.runs(task, algorithm, choice.lr, task.seeds, variant))
             for label, (algorithm, variant) in plan.AUTHOR.items()
         }
     )

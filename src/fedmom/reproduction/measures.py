@@ -1,17 +1,17 @@
-"""Measures of runs: final values, rounds to a target, areas, and the best step size."""
+"""Measures of runs, seed by seed: final values, rounds to a target, areas; the best step size."""
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from fedmom.experiments.results import Result
+from fedmom.experiments.statistics import Interval, interval
 
 LAST = 5  # evaluations that a final value is the mean of: one alone is noisy
 TARGET = 0.95  # of the best mean final accuracy: what rounds are counted to
-ALONE = 0.05  # of the larger value: what counts as noise where there is one seed only
 
 
 class Choice(NamedTuple):
@@ -26,30 +26,21 @@ class Choice(NamedTuple):
 class Values:
     """One number for each seed."""
 
-    of_seeds: tuple[float, ...]
+    of_seeds: Mapping[int, float]
+
+    @property
+    def interval(self) -> Interval:
+        """The mean over seeds, with its confidence interval."""
+        return interval(list(self.of_seeds.values()))
 
     @property
     def mean(self) -> float:
         """The mean over seeds."""
-        return statistics.fmean(self.of_seeds)
-
-    @property
-    def spread(self) -> float:
-        """The largest less the smallest; infinite where a seed is."""
-        low, high = min(self.of_seeds), max(self.of_seeds)
-        return math.inf if math.isinf(high) else high - low
+        return self.interval.mean
 
     def text(self, digits: int = 3) -> str:
-        """Return the mean, with the range over seeds where there are several."""
-        if len(self.of_seeds) == 1 or math.isinf(self.mean):
-            return number(self.mean, digits)
-        low, high = (number(v, digits) for v in (min(self.of_seeds), max(self.of_seeds)))
-        return f"{number(self.mean, digits)} ({low}–{high})"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Return a number as text; a run that diverged has none."""
-    return "diverged" if math.isinf(value) else f"{value:.{digits}f}"
+        """Return the mean with its interval; a run that diverged has no loss."""
+        return self.interval.text(digits)
 
 
 def final_loss(run: Result) -> float:
@@ -64,8 +55,9 @@ def final_accuracy(run: Result, key: str = "accuracy") -> float:
 
 def _late(run: Result, split: str, key: str) -> float:
     """Return the mean of the last evaluations, that of the untrained model left out."""
-    trained = [value for round_, value in run.curve(split, key) if round_ > 0]
-    return statistics.fmean(trained[-LAST:])
+    rows = [row for row in run.evals if row["split"] == split and row["round"] > 0]
+    # A log of an earlier version lacks what is measured since.
+    return statistics.fmean(row.get(key, math.nan) for row in rows[-LAST:])
 
 
 def area(run: Result) -> float:
@@ -129,64 +121,51 @@ class Measures:
     @property
     def loss(self) -> Values:
         """Final training loss."""
-        return values(final_loss(run) for run in self.runs)
+        return self._of(final_loss)
 
     @property
     def accuracy(self) -> Values:
         """Final test accuracy."""
-        return values(final_accuracy(run) for run in self.runs)
+        return self._of(final_accuracy)
 
     @property
     def tenth(self) -> Values:
         """Final 10th percentile of the test accuracy over clients."""
-        return values(final_accuracy(run, "accuracy_p10") for run in self.runs)
+        return self._of(lambda run: final_accuracy(run, "accuracy_p10"))
+
+    @property
+    def tenth_identical(self) -> Values:
+        """The same percentile, if clients were identical."""
+        return self._of(lambda run: final_accuracy(run, "accuracy_p10_identical"))
 
     @property
     def area(self) -> Values:
         """Mean training loss over the whole run."""
-        return values(area(run) for run in self.runs)
+        return self._of(area)
 
     @property
-    def rounds(self) -> float:
+    def rounds(self) -> Values:
+        """Rounds to the target; infinite where a seed never reaches it."""
+        return self._of(lambda run: rounds_to(run, self.target))
+
+    @property
+    def median_rounds(self) -> float:
         """Rounds to the target, the median over seeds; infinite: most never reach it."""
-        return statistics.median_high(rounds_to(run, self.target) for run in self.runs)
+        return statistics.median_high(self.rounds.of_seeds.values())
 
     def rounds_text(self) -> str:
         """Return the rounds to the target."""
-        return "never" if math.isinf(self.rounds) else f"{self.rounds:.0f}"
+        return "never" if math.isinf(self.median_rounds) else f"{self.median_rounds:.0f}"
 
-
-def values(of_seeds: Iterable[float]) -> Values:
-    """Return one number for each seed."""
-    return Values(tuple(of_seeds))
+    def _of(self, number: Callable[[Result], float]) -> Values:
+        return Values({run.config.seed: number(run) for run in self.runs})
 
 
 def measure(methods: Mapping[str, Sequence[Result]]) -> dict[str, Measures]:
     """Measure methods that are compared: all against one target, which favours none of them."""
     present = {name: tuple(runs) for name, runs in methods.items() if runs}
-    tops = [values(final_accuracy(r) for r in runs).mean for runs in present.values()]
+    tops = [statistics.fmean(final_accuracy(r) for r in runs) for runs in present.values()]
     return {name: Measures(runs, TARGET * max(tops)) for name, runs in present.items()}
-
-
-def lower(ours: Values, theirs: Values) -> int:
-    """Compare where less is better: 1 ours, -1 theirs, 0 no clear difference.
-
-    A difference is clear if it is larger than the larger of the two spreads over seeds; where
-    a side has one seed only, larger than 5 % of the larger value.
-    """
-    if math.isinf(ours.mean) or math.isinf(theirs.mean):
-        return int(math.isinf(theirs.mean)) - int(math.isinf(ours.mean))
-    if min(len(ours.of_seeds), len(theirs.of_seeds)) > 1:
-        noise = max(ours.spread, theirs.spread)
-    else:
-        noise = ALONE * max(abs(ours.mean), abs(theirs.mean))
-    gap = theirs.mean - ours.mean
-    return 0 if abs(gap) <= noise else int(math.copysign(1, gap))
-
-
-def higher(ours: Values, theirs: Values) -> int:
-    """Compare, by the same rule, where more is better."""
-    return lower(theirs, ours)
 
 
 def windows(products: Sequence[float], length: int) -> tuple[list[float], list[float]]:

@@ -19,9 +19,10 @@ from fedmom.reproduction.plan import Scale
 
 TITLE = "Huo et al. 2020, reproduced"
 RULE = (
-    "The paper does not print its step sizes γ. Equal γ: that of FedAvg's grid with the lowest"
-    " final training loss (the mean of the last five evaluations, in the mean over the seeds of"
-    " the grid). Own best γ: the same rule for each method, on the same grid."
+    "The paper does not print its step sizes γ. They are chosen on tuning seeds that are not"
+    " reported, by the lowest final training loss (the mean of the last five evaluations). The"
+    " search begins with a few γ for each method and goes on, by factors of about three, while the"
+    " best is the first or last of those tried. Equal γ: FedAvg's. Own best γ: each method's."
 )
 MISSING = "No run that this needs has ended yet."
 
@@ -100,27 +101,29 @@ def _setting(context: Context) -> Iterator[Part]:
     scale = context.scale
     lines = [
         f"{scale.rounds:,} rounds, M=2 clients a round, batches of B=10, η=K/M, β=0.9, weights"
-        f" n_k/n; seeds {', '.join(map(str, scale.seeds))}.",
+        " n_k/n.",
         RULE,
     ]
     for task in scale.tasks:
         steps = task.settings.get("local-steps")
         local = f"{steps} local steps" if steps else "one local epoch"
+        budget = task.settings.get("eval-samples")
+        evaluated = f"; evaluated on at most {budget:,} samples of each split" if budget else ""
         lines.append(
-            f"{task.name}: {context.data[task.name].name}, {task.settings['model']}, {local};"
-            f" γ of FedAvg and FedMom in {_listed(task.lrs)}."
+            f"{task.name}: {context.data[task.name].name}, {task.settings['model']}, {local}; seeds"
+            f" {_listed(task.seeds)}, tuning seeds {_listed(task.tuning)}{evaluated}."
         )
         if not isinstance(datasets.locate(task.data), Path):
             lines.append(
                 f"Note: these are not the paper's data. {task.data} stands in for {task.name},"
                 f" offline; give --{task.name.lower()} the real ones."
             )
-        if not task.fedsgd_lrs:
+        if "fedsgd" not in task.first_lrs:
             lines.append(
-                f"FedSGD on {task.name} runs at the equal γ only, with one seed, and for"
+                f"FedSGD on {task.name} runs at the equal γ only, and for"
                 f" {round(scale.rounds * task.fedsgd_share):,} rounds: the gradient of a client's"
                 " whole data costs many times the ten steps of the others. An epoch of a role of"
-                " the paper's size is some 330 steps, so local work is ten steps here."
+                " the paper's size is 373 steps on average, so local work is ten steps here."
             )
     yield Words("\n\n".join(lines))
 
@@ -159,12 +162,12 @@ def _fig5(_context: Context, findings: Findings) -> Iterator[Part]:
 
 def _fig6(_context: Context, findings: Findings) -> Iterator[Part]:
     yield figures.sensitivity(findings)
-    yield figures.sensitivity_elsewhere(findings)
     yield tables.same_lr(findings)
 
 
 def _beyond(_context: Context, findings: Findings) -> Iterator[Part]:
     yield figures.beyond(findings)
+    yield tables.differences(findings)
     yield tables.beyond(findings)
     yield Words("\n\n".join(tables.advice(findings)) or MISSING)
 

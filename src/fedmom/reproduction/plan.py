@@ -6,7 +6,7 @@ runs decide (the best step size of a grid); that choice is handed in, and is Non
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from fedmom.experiments import build, settings
 from fedmom.experiments.settings import RunConfig
@@ -32,18 +32,22 @@ METHODS = ("fedsgd", "fedavg", "fedmom")
 RIVALS = ("fedavg", "fedmom")
 
 
+# Step sizes that are tried, a factor of about three apart. A search runs over neighbours of it.
+LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
 @dataclass(frozen=True)
 class Task:
-    """One of the two datasets, with its model, local work and step sizes."""
+    """One of the two datasets, with its model, local work, step sizes and seeds."""
 
     name: str
     data: str
     settings: Mapping[str, Any]
-    lrs: tuple[float, ...]  # γ, for FedAvg and for FedMom alike
-    variant_lrs: tuple[float, ...]  # γ, for both, in other settings than the paper's
-    fedsgd_lrs: tuple[float, ...]  # FedSGD's γ; none: FedSGD runs at the equal γ only
-    grid_seeds: int | None  # seeds on which γ is chosen; None: all
-    fedsgd_seeds: int | None
+    first_lrs: Mapping[str, tuple[float, ...]]  # where each method's search for its γ begins
+    lrs: tuple[float, ...]  # γ over which FedAvg and FedMom are shown; none: not shown
+    seeds: tuple[int, ...]  # of the runs that are reported
+    tuning: tuple[int, ...]  # of the runs by which γ is chosen, and that are never reported
+    few: int  # how many of the seeds the runs over γ and over H have
     fedsgd_share: float  # of the rounds that FedSGD runs for
     cost: float  # of a sample, relative to the other dataset: for the time that is left
 
@@ -54,10 +58,10 @@ class Variant:
 
     name: str
     weighting: str = "population"
-    decay: Literal["γ", "η"] | None = None  # what goes down to 0 along a cosine
+    sampler: str = "uniform"
+    cosine: bool = False  # γ goes down to 0 along a cosine
     average: float | None = None  # of models, as --average
     clients: int = 2
-    more_lrs: tuple[float, ...] = ()  # γ beyond the task's, where larger steps still train
 
     def settings(self, rounds: int, eval_every: int, lr: float) -> dict[str, Any]:
         """Return what the variant changes; more clients a round have fewer rounds, for equal work.
@@ -71,22 +75,27 @@ class Variant:
             "eval-every": max(1, eval_every // share),
             "clients-per-round": self.clients,
             "weighting": self.weighting,
-            "lr": f"cosine:start={lr:g},rounds={rounds}" if self.decay == "γ" else lr,
+            "sampler": self.sampler,
+            "lr": f"cosine:start={lr:g},rounds={rounds}" if self.cosine else lr,
         }
-        if self.decay == "η":
-            values["server-lr"] = f"cosine:start=1,rounds={rounds}"
         if self.average is not None:
             values["average"] = self.average
         return values
 
 
 PAPER = Variant("the paper's setting")
+COSINE = Variant("cosine γ", cosine=True)
+AVERAGE = Variant("averaged models", average=0.99)
 COHORT = Variant("cohort weights", "cohort")
-COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", decay="γ")
-COHORT_COSINE_ETA = Variant("cohort weights, cosine η", "cohort", decay="η")
+COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", cosine=True)
 COHORT_AVERAGE = Variant("cohort weights, averaged models", "cohort", average=0.99)
-COHORT_COSINE_TEN = Variant(
-    "cohort weights, cosine γ, M=10", "cohort", decay="γ", clients=10, more_lrs=(0.3,)
+# Drawn in proportion to n_k and weighted alike: unbiased, as the paper's weights are.
+DRAWN = Variant("drawn by size", "uniform", "weighted")
+DRAWN_COSINE = Variant("drawn by size, cosine γ", "uniform", "weighted", cosine=True)
+DRAWN_AVERAGE = Variant("drawn by size, averaged models", "uniform", "weighted", average=0.99)
+COHORT_COSINE_TEN = Variant("cohort weights, cosine γ, M=10", "cohort", cosine=True, clients=10)
+DRAWN_COSINE_TEN = Variant(
+    "drawn by size, cosine γ, M=10", "uniform", "weighted", cosine=True, clients=10
 )
 UNIFORM = Variant("equal weights", "uniform")
 # The paper's equations beside the two deviations of its first author's code, alone and together.
@@ -100,7 +109,7 @@ AUTHOR = {
 
 @dataclass(frozen=True)
 class LrGrid:
-    """One method's runs over step sizes, by which its γ is chosen."""
+    """One method's runs over step sizes, on tuning seeds, by which its γ is chosen."""
 
     task: Task
     algorithm: str
@@ -122,7 +131,6 @@ class Scale:
     name: str
     rounds: int
     eval_every: int
-    seeds: tuple[int, ...]
     femnist: Task
     shakespeare: Task
     epochs: tuple[float, ...]  # local work in Figure 6, multiples of an epoch
@@ -164,28 +172,24 @@ class Scale:
             values["local-epochs"] = epochs
         return settings.parse(build.fitting(values))
 
-    def grid(
-        self, task: Task, algorithm: str, seeds: Sequence[int], variant: Variant = PAPER
+    def search(
+        self, task: Task, algorithm: str, choose: Choose, variant: Variant = PAPER
     ) -> LrGrid:
-        """Return a method's grid of γ. Variants and FedSGD are tuned on the first seed."""
-        fedsgd = algorithm == "fedsgd"
-        count = 1 if fedsgd or variant != PAPER else task.grid_seeds
-        lrs = task.lrs if variant == PAPER else task.variant_lrs + variant.more_lrs
-        if fedsgd:
-            lrs = task.fedsgd_lrs
-        return LrGrid(
-            task,
-            algorithm,
-            variant,
-            {
-                lr: {s: self.run(task, algorithm, lr, s, variant) for s in seeds[:count]}
-                for lr in lrs
-            },
-        )
+        """Return a method's runs over γ: its first step sizes, and more beyond a best at the end.
 
-    def seeds_of(self, task: Task, algorithm: str, seeds: Sequence[int]) -> Sequence[int]:
-        """Return the seeds of a method's runs at a chosen γ."""
-        return seeds[: task.fedsgd_seeds] if algorithm == "fedsgd" else seeds
+        The rule is the same for every method, so no grid is placed by hand after looking.
+        """
+        lrs = task.first_lrs.get(algorithm, ())
+        while True:
+            runs = {
+                lr: {s: self.run(task, algorithm, lr, s, variant) for s in task.tuning}
+                for lr in lrs
+            }
+            grid = LrGrid(task, algorithm, variant, runs)
+            wider = _wider(lrs, choose(grid))
+            if wider == lrs:
+                return grid
+            lrs = wider
 
     def runs(
         self,
@@ -196,88 +200,109 @@ class Scale:
         variant: Variant = PAPER,
         epochs: float | None = None,
     ) -> list[RunConfig]:
-        """Return a method's runs at one γ, one for each of its seeds."""
-        own = self.seeds_of(task, algorithm, seeds)
-        return [self.run(task, algorithm, lr, seed, variant, epochs) for seed in own]
+        """Return a method's runs at one γ, one for each seed."""
+        return [self.run(task, algorithm, lr, seed, variant, epochs) for seed in seeds]
+
+
+def _wider(lrs: tuple[float, ...], best: float | None) -> tuple[float, ...]:
+    """Return the step sizes with one more beyond the best, where that is the first or last."""
+    if best is None or len(lrs) < 2 or not {lrs[0], lrs[-1]} <= set(LADDER):
+        return lrs
+    low, high = LADDER.index(lrs[0]), LADDER.index(lrs[-1])
+    if best == lrs[0]:
+        low = max(0, low - 1)
+    if best == lrs[-1]:
+        high = min(len(LADDER) - 1, high + 1)
+    return LADDER[low : high + 1]
 
 
 def wanted(
-    scale: Scale, parts: Sequence[str], seeds: Sequence[int], choose: Choose
+    scale: Scale, parts: Sequence[str], choose: Choose, most: int | None = None
 ) -> list[RunConfig]:
-    """Return the runs that the parts need, each once, as far as they are decided."""
-    runs = (run for part in parts if part in NEEDS for run in NEEDS[part](scale, seeds, choose))
+    """Return the runs that the parts need, each once, as far as they are decided.
+
+    Args:
+        scale: The plan's numbers.
+        parts: Which parts.
+        choose: The best γ of a search, once its runs have ended.
+        most: How many reported seeds at most; None: all of them.
+    """
+    runs = (run for part in parts if part in NEEDS for run in NEEDS[part](scale, choose, most))
     return list(dict.fromkeys(runs))
 
 
 def _at_equal_lr(
-    scale: Scale, task: Task, methods: Sequence[str], seeds: Sequence[int], choose: Choose
+    scale: Scale, task: Task, methods: Sequence[str], choose: Choose, most: int | None
 ) -> Iterator[RunConfig]:
-    grid = scale.grid(task, "fedavg", seeds)
+    grid = scale.search(task, "fedavg", choose)
     yield from grid.configs()
     lr = choose(grid)
     if lr is not None:
         for method in methods:
-            yield from scale.runs(task, method, lr, seeds)
+            yield from scale.runs(task, method, lr, task.seeds[:most])
 
 
 def _at_own_lr(
     scale: Scale,
     task: Task,
     methods: Sequence[str],
-    seeds: Sequence[int],
     choose: Choose,
+    most: int | None,
     variant: Variant = PAPER,
 ) -> Iterator[RunConfig]:
     for method in methods:
-        grid = scale.grid(task, method, seeds, variant)
+        grid = scale.search(task, method, choose, variant)
         yield from grid.configs()
         lr = choose(grid)
         if lr is not None:
-            yield from scale.runs(task, method, lr, seeds, variant)
+            yield from scale.runs(task, method, lr, task.seeds[:most], variant)
 
 
-def _fig3(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
+def _fig3(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
     for task in scale.tasks:
-        yield from _at_equal_lr(scale, task, ["fedavg"], seeds, choose)
+        yield from _at_equal_lr(scale, task, ["fedavg"], choose, most)
 
 
-def _fig4(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
-    return _at_equal_lr(scale, scale.femnist, ["fedsgd", "fedavg"], seeds, choose)
+def _fig4(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
+    return _at_equal_lr(scale, scale.femnist, ["fedsgd", "fedavg"], choose, most)
 
 
-def _fig5(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
+def _fig5(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
     for task in scale.tasks:
-        yield from _at_equal_lr(scale, task, METHODS, seeds, choose)
-        yield from _at_own_lr(scale, task, METHODS, seeds, choose)
+        yield from _at_equal_lr(scale, task, METHODS, choose, most)
+        yield from _at_own_lr(scale, task, METHODS, choose, most)
 
 
-def _fig6(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
+def _fig6(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
     task = scale.femnist
-    for method in RIVALS:
-        yield from scale.grid(task, method, seeds).configs()
-    equal = choose(scale.grid(task, "fedavg", seeds))
-    for method in RIVALS:
-        for lr in (equal, choose(scale.grid(task, method, seeds))):
-            if lr is not None:
+    seeds = task.seeds[: task.few][:most]
+    searches = {m: scale.search(task, m, choose) for m in RIVALS}
+    for method, search in searches.items():
+        yield from search.configs()
+        for lr in task.lrs:
+            yield from scale.runs(task, method, lr, seeds)
+        for chosen in (choose(searches["fedavg"]), choose(search)):
+            if chosen is not None:
                 for epochs in scale.epochs:
-                    yield from scale.runs(task, method, lr, seeds, epochs=epochs)
+                    yield from scale.runs(task, method, chosen, seeds, epochs=epochs)
 
 
-def _beyond(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
+def _beyond(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
     for variant in scale.variants:
-        yield from _at_own_lr(scale, scale.femnist, RIVALS, seeds, choose, variant)
+        yield from _at_own_lr(scale, scale.femnist, RIVALS, choose, most, variant)
 
 
-def _author(scale: Scale, seeds: Sequence[int], choose: Choose) -> Iterator[RunConfig]:
-    grid = scale.grid(scale.femnist, "fedmom", seeds)
+def _author(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
+    task = scale.femnist
+    grid = scale.search(task, "fedmom", choose)
     yield from grid.configs()
     lr = choose(grid)
     if lr is not None:
         for algorithm, variant in AUTHOR.values():
-            yield from scale.runs(scale.femnist, algorithm, lr, seeds, variant)
+            yield from scale.runs(task, algorithm, lr, task.seeds[:most], variant)
 
 
-NEEDS: dict[str, Callable[[Scale, Sequence[int], Choose], Iterator[RunConfig]]] = {
+NEEDS: dict[str, Callable[[Scale, Choose, int | None], Iterator[RunConfig]]] = {
     "fig3": _fig3,
     "fig4": _fig4,
     "fig5": _fig5,
@@ -288,44 +313,53 @@ NEEDS: dict[str, Callable[[Scale, Sequence[int], Choose], Iterator[RunConfig]]] 
 
 FULL = Scale(
     name="full",
-    rounds=2000,
-    eval_every=100,
-    seeds=(0, 1, 2),
+    rounds=1000,
+    eval_every=50,
     femnist=Task(
         name="FEMNIST",
         data="glyphs",
         settings={"model": "lenet5", "local-epochs": 1},
+        first_lrs={
+            "fedsgd": (0.03, 0.1, 0.3),
+            "fedavg": (0.01, 0.03, 0.1),
+            "fedmom": (0.001, 0.003, 0.01),
+        },
         lrs=(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
-        variant_lrs=(0.001, 0.003, 0.01, 0.03, 0.1),
-        fedsgd_lrs=(0.03, 0.1, 0.3, 1),
-        grid_seeds=None,
-        fedsgd_seeds=None,
+        seeds=tuple(range(10)),
+        tuning=(100, 101),
+        few=3,
         fedsgd_share=1,
         cost=1,
     ),
     shakespeare=Task(
         name="Shakespeare",
         data="shakespeare",
-        # An epoch of a role of the paper's size is about 330 steps, hours per run on two cores.
+        # An epoch of a role of the paper's size is 373 steps on average, hours per run on two
+        # cores.
         settings={"model": "char_lstm", "local-steps": 10, "eval-samples": 4000},
-        lrs=(0.01, 0.03, 0.1, 0.3, 1),
-        variant_lrs=(),
-        # A full gradient of a role costs thirty times the others' ten steps: FedSGD runs at the
-        # equal γ only, once, and for a tenth of the rounds.
-        fedsgd_lrs=(),
-        grid_seeds=1,
-        fedsgd_seeds=1,
+        # A full gradient of a role costs as much as 373 steps, where the others take ten: FedSGD
+        # runs at the equal γ only, and for a tenth of the rounds.
+        first_lrs={"fedavg": (0.1, 0.3, 1.0), "fedmom": (0.01, 0.03, 0.1)},
+        lrs=(),
+        seeds=tuple(range(5)),
+        tuning=(100,),
+        few=0,
         fedsgd_share=0.1,
         cost=9,
     ),
     epochs=(0.25, 0.5, 1, 2),
     variants=(
         PAPER,
+        COSINE,
+        AVERAGE,
         COHORT,
         COHORT_COSINE,
-        COHORT_COSINE_ETA,
         COHORT_AVERAGE,
+        DRAWN,
+        DRAWN_COSINE,
+        DRAWN_AVERAGE,
         COHORT_COSINE_TEN,
+        DRAWN_COSINE_TEN,
     ),
     window=100,
 )
@@ -334,20 +368,22 @@ QUICK = Scale(
     name="quick",
     rounds=60,
     eval_every=4,
-    seeds=(0,),
     femnist=replace(
         FULL.femnist,
         data="glyphs:writers=60,samples=60",
         settings={**FULL.femnist.settings, **_FEW},
+        first_lrs={"fedsgd": (0.1, 0.3, 1.0), "fedavg": (0.03, 0.1), "fedmom": (0.01, 0.03)},
         lrs=(0.01, 0.03, 0.1),
-        variant_lrs=(0.01, 0.03, 0.1),
-        fedsgd_lrs=(0.1, 0.3, 1),
+        seeds=(0, 1, 2),
+        tuning=(100,),
+        few=1,
     ),
     shakespeare=replace(
         FULL.shakespeare,
         data="shakespeare:roles=40,samples=1000",
         settings={**FULL.shakespeare.settings, **_FEW},
-        lrs=(0.1, 0.3, 1),
+        first_lrs={"fedavg": (0.3, 1.0), "fedmom": (0.1, 0.3)},
+        seeds=(0, 1, 2),
         fedsgd_share=0.5,
     ),
     epochs=(0.5, 1, 2),

@@ -80,19 +80,18 @@ class Cache:
         return [run for config in configs if (run := self.result(config)) is not None]
 
     def choose(self, grid: LrGrid) -> float | None:
-        """Return the best γ of a grid once all of its runs have ended."""
-        ended = all(self.result(config) for config in grid.configs())
-        choice = self.choice(grid) if ended else None
+        """Return the best γ of a search once all of its runs have ended."""
+        choice = self.choice(grid)
         return None if choice is None else choice.lr
 
     def choice(self, grid: LrGrid) -> Choice | None:
-        """Return the best γ by the seeds of the grid that have ended so far."""
-        return best(
-            {
-                lr: {s: run for s, c in seeds.items() if (run := self.result(c)) is not None}
-                for lr, seeds in grid.runs.items()
-            }
-        )
+        """Return the best and the next best γ once all runs have ended."""
+        ended = {
+            lr: {s: run for s, c in seeds.items() if (run := self.result(c)) is not None}
+            for lr, seeds in grid.runs.items()
+        }
+        whole = all(len(ended[lr]) == len(seeds) for lr, seeds in grid.runs.items())
+        return best(ended) if whole else None
 
     def cost(self, config: RunConfig) -> float:
         """Return about how much work a round of a run is, in samples of the cheaper model."""
@@ -115,6 +114,8 @@ class Cache:
             parts.append(f"epochs{config.local_epochs}")
         if config.weighting != "population":
             parts.append(config.weighting)
+        if config.sampler != "uniform":
+            parts.append(config.sampler)
         if config.clients_per_round != 2:
             parts.append(f"M{config.clients_per_round}")
         text = "-".join([*parts, f"seed{config.seed}"])
@@ -125,18 +126,18 @@ def complete(cache: Cache, scale: Scale, parts: Sequence[str], console: Console)
     """Run all that the parts need and that has not ended.
 
     Later runs depend on what earlier ones show, so the plan is asked again until nothing is
-    missing. The first seed of everything comes first: then there is something to look at.
+    missing. The first seeds of everything come first: then there is something to look at.
     """
     with Overall(cache.cost, lambda config: cache.path(config).name, console) as overall:
-        for seeds in (scale.seeds[:1], scale.seeds):
-            while missing := _missing(cache, plan.wanted(scale, parts, seeds, cache.choose)):
+        for most in (1, 3, None):
+            while missing := _missing(cache, plan.wanted(scale, parts, cache.choose, most)):
                 overall.expect([*missing, *_likely(cache, scale, parts)])
                 _run(cache, missing, overall)
 
 
 def missing_text(cache: Cache, scale: Scale, parts: Sequence[str]) -> str:
     """Say how much is still missing; nothing if all is there."""
-    wanted = plan.wanted(scale, parts, scale.seeds, cache.choose)
+    wanted = plan.wanted(scale, parts, cache.choose)
     ended = len(cache.results(wanted))
     if ended == len(wanted):
         return ""
@@ -156,7 +157,7 @@ def _likely(cache: Cache, scale: Scale, parts: Sequence[str]) -> list[RunConfig]
         lrs = list(grid.runs)
         return cache.choose(grid) or (lrs[len(lrs) // 2] if lrs else None)
 
-    return _missing(cache, plan.wanted(scale, parts, scale.seeds, guess))
+    return _missing(cache, plan.wanted(scale, parts, guess))
 
 
 def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall) -> None:

@@ -71,10 +71,11 @@ class Failure(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """An evaluation, per client that has samples in the split.
+    """An evaluation, per client that was evaluated.
 
     Args:
-        samples: How many samples the client has, its weight in means.
+        samples: Its weight in means: how many samples it has in the split, or, where there are
+            fewer samples to evaluate than clients, how many were drawn of it.
         evaluated: How many of them were evaluated.
         sums: Per metric, the sum over the evaluated samples.
 

@@ -14,18 +14,22 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.data.federated import FederatedData, Split
+from fedmom.data.thinning import thinned
 from fedmom.models.base import Model
 from fedmom.runtimes.base import Scores
 
 CHUNK = 1024  # samples in a call
+DRAW = 0x6576616C  # the seed of which samples are evaluated, whatever the run's seed
+WHOLE = 2**63  # in place of a client's number: the split as a whole
 BATCH_ON_CPU = 128  # samples in a product: larger ones leave the cache
 
 
 class Scorer:
     """Evaluates models on the splits of a dataset.
 
-    A budget bounds the samples of a split: when there are more, every client is thinned to
-    evenly spaced samples, the largest clients first, and keeps its full weight n_k.
+    A budget bounds the samples of a split. When there are more, every client is thinned to a
+    random draw of its samples, the largest clients first, and keeps its full weight n_k. With
+    fewer samples than clients, the samples are drawn from the split as a whole.
     """
 
     def __init__(self, model: Model, data: FederatedData, arrays: dict[str, jax.Array]) -> None:
@@ -77,20 +81,32 @@ class Scorer:
 
 
 class _Plan:
-    """Which positions of a split are evaluated, and whose they are."""
+    """Which positions of a split are evaluated, and whose they are.
 
-    def __init__(self, split: Split, budget: int | None) -> None:
-        self.clients = np.flatnonzero(split.size)
-        start, size = split.start[self.clients], split.size[self.clients]
-        self.samples = size
-        self.taken = np.minimum(size, _cap(size, budget))
-        self.owner = np.repeat(np.arange(len(size)), self.taken)
-        rank = np.arange(len(self.owner)) - np.repeat(
-            np.cumsum(self.taken) - self.taken, self.taken
-        )
-        self.positions = (
-            start[self.owner] + rank * size[self.owner] // self.taken[self.owner]
-        ).astype(np.int32)
+    Samples are drawn at random, by a seed that is not the run's: all runs on one dataset are
+    evaluated on the same samples.
+    """
+
+    def __init__(self, split: Split, budget: int | None, seed: int = DRAW) -> None:
+        clients = np.flatnonzero(split.size)
+        start, size = split.start[clients], split.size[clients]
+        if budget is None or budget >= len(size):
+            # Every client has its part, and counts by all of its samples.
+            taken, weight = np.minimum(size, _cap(size, budget)), size
+            places = _places(size, taken, clients, seed)
+            owner = np.repeat(np.arange(len(size)), taken)
+        else:
+            # There are more clients than samples to evaluate. Every sample of the split is as
+            # likely as any other, so clients count by what was drawn of them.
+            drawn = thinned(int(size.sum()), budget, WHOLE, seed)
+            ends = np.cumsum(size)
+            owner = np.searchsorted(ends, drawn, side="right")
+            places = drawn - (ends - size)[owner]
+            taken = weight = np.bincount(owner, minlength=len(size))
+        seen = taken > 0
+        self.clients, self.taken, self.samples = clients[seen], taken[seen], weight[seen]
+        self.owner = (np.cumsum(seen) - 1)[owner]
+        self.positions = (start[owner] + places).astype(np.int32)
 
     def scores(self, losses: NDArray[np.float64], hits: NDArray[np.float64]) -> Scores:
         sums = {
@@ -100,8 +116,18 @@ class _Plan:
         return Scores(self.samples, self.taken, sums)
 
 
+def _places(
+    size: NDArray[np.int64], taken: NDArray[np.int64], clients: NDArray[np.int64], seed: int
+) -> NDArray[np.int64]:
+    """Return, client after client, which of its samples are taken, counted from its first."""
+    if (taken == size).all():  # most often, and quick for millions of clients
+        return np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+    each = zip(size.tolist(), taken.tolist(), clients.tolist(), strict=True)
+    return np.concatenate([thinned(n, t, k, seed) for n, t, k in each])
+
+
 def _cap(sizes: NDArray[np.int64], budget: int | None) -> int:
-    """Return the largest c >= 1 such that Σ min(size, c) keeps to the budget, if one does."""
+    """Return the largest c such that Σ min(size, c) keeps to the budget, which has room for 1."""
     low, high = 1, int(sizes.max(initial=1))
     if budget is None or int(sizes.sum()) <= budget:
         return high

@@ -72,9 +72,12 @@ def poisson(samples: NDArray[np.int64]) -> Draw:
 
 
 def weighted(samples: NDArray[np.int64]) -> Draw:
-    """In proportion to the clients' samples, without replacement, one draw after another.
+    """A client is in with probability M n_k/n: systematic sampling in a random order.
 
-    Goes with uniform weights: a client's share is in how often it is drawn.
+    Goes with uniform weights: the mean of the drawn updates is then, in expectation, the mean
+    of all clients weighted by their samples. A client that has more than n/M samples is in every
+    cohort, and the rest of the cohort is drawn from the others by the same rule; it then counts
+    less than its share.
 
     Args:
         samples: n_k of every client.
@@ -88,22 +91,40 @@ def weighted(samples: NDArray[np.int64]) -> Draw:
         >>> drawn.count(2) > 90
         True
     """
-    ends = np.cumsum(samples)
+    samples = np.asarray(samples)
 
     def draw(size: int) -> Sampler:
         _check(int(np.count_nonzero(samples)), size)
+        always, others = _certain(samples, size)
+        left = size - len(always)
 
         def sampler(seed: int, round_: int) -> Cohort:
+            if not left:
+                return always
             rng = _generator(seed, round_)
-            chosen: dict[int, None] = {}
-            while len(chosen) < size:
-                drawn = np.searchsorted(ends, rng.integers(0, ends[-1], size), side="right")
-                chosen |= dict.fromkeys(drawn.tolist()[: size - len(chosen)])
-            return np.array(sorted(chosen), np.int64)
+            order = rng.permutation(others)
+            ends = np.cumsum(samples[order])
+            # One in every n/M samples, from a random first: no client is as long as that.
+            points = (rng.random() + np.arange(left)) * (ends[-1] / left)
+            drawn = np.searchsorted(ends, np.minimum(points, ends[-1] - 1), side="right")
+            return np.sort(np.concatenate([always, order[drawn]]))
 
         return sampler
 
     return draw
+
+
+def _certain(samples: NDArray[np.int64], size: int) -> tuple[Cohort, Cohort]:
+    """Return who is in every weighted cohort, and the others that have samples."""
+    others = np.flatnonzero(samples)
+    always = np.zeros(0, np.int64)
+    while size > len(always):
+        share = samples[others] * (size - len(always))
+        whole = share >= samples[others].sum()
+        if not whole.any():
+            break
+        always, others = np.concatenate([always, others[whole]]), others[~whole]
+    return np.sort(always), others
 
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> Cohort:

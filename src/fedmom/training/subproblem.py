@@ -19,6 +19,7 @@ from fedmom.algorithms.client import CHUNK
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, place, reader
 from fedmom.data.federated import FederatedData
+from fedmom.data.thinning import thinned
 from fedmom.models.base import Model
 from fedmom.training.samplers import cohort
 
@@ -37,12 +38,13 @@ class Subproblem:
     """The smaller problem. Equal arguments draw equal ones.
 
     Clients are drawn uniformly without replacement; of a client with more than ``samples``
-    samples, evenly spaced ones are taken.
+    samples, that many are drawn at random.
     """
 
     def __init__(
         self, model: Model, data: FederatedData, *, clients: int, samples: int, seed: int = 0
     ) -> None:
+        self._seed = seed
         self.clients = cohort(seed, DRAW, data.clients, min(clients, data.clients))
         self.start = data.train.start[self.clients]
         self.size = data.train.size[self.clients]
@@ -68,8 +70,9 @@ class Subproblem:
         return self._union if client is None else self._rows[client]
 
     def _positions(self, client: int) -> NDArray[np.int64]:
-        taken = self.taken[client]
-        return self.start[client] + np.arange(taken) * self.size[client] // taken
+        size, taken = self.size[client], self.taken[client]
+        number = int(self.clients[client])
+        return self.start[client] + thinned(int(size), int(taken), number, self._seed)
 
     def _of_client(self, client: int, room: int) -> WeightedSamples:
         positions = self._positions(client)

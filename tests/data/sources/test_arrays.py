@@ -1,5 +1,9 @@
 """A user's own arrays, in memory and in .npz files."""
 
+import contextlib
+import io
+import zipfile
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,7 +11,7 @@ import pytest
 from fedmom.core.errors import FedMomError
 from fedmom.data import load
 from fedmom.data.batches import reader
-from fedmom.data.sources.arrays import from_arrays
+from fedmom.data.sources.arrays import from_arrays, from_npz
 
 
 def test_from_arrays_keeps_every_row_with_its_client():
@@ -53,7 +57,17 @@ def test_an_npz_file_is_a_dataset(tmp_path):
         ({"user": np.array([0, 0, 2, 1])}, "must be 0..1"),
         ({"is_test": np.array([True, True, False, True])}, "'a' has no training samples"),
         ({"x": np.full((4, 3), np.nan)}, "not finite"),
-        ({"x": np.array([None] * 4)}, "not a readable .npz"),
+        ({"x": np.array([None] * 4)}, "of type object; it must hold plain numbers"),
+        ({"x": np.zeros(4, [("a", int), ("b", float)])}, "must hold plain numbers"),
+        ({"x": np.full((4, 3), 1e300)}, "not finite as 32-bit floats"),
+        ({"x": np.full((4, 3), 1j)}, "type complex128.*not complex ones"),
+        ({"x": np.float32(1)}, "0 dimensions"),
+        ({"x": np.zeros((4, 0))}, "no rows, or its rows have no values"),
+        ({"y": np.array([0, 1, 2**31, 0])}, "labels from 0 to 2147483648"),
+        ({"y": np.array([0, 1, 2**63, 0], np.uint64)}, "labels must be a list of whole numbers"),
+        ({"is_test": np.array([0.0, np.nan, 0, 1])}, "is_test must be a list of True and False"),
+        ({"is_test": np.array([0, 2, 0, 1])}, "is_test must be a list of True and False"),
+        ({"users": np.array(["a", "a"])}, "two clients are called 'a'"),
     ],
 )
 def test_damaged_npz_files_are_refused(tmp_path, change, says):
@@ -112,3 +126,80 @@ def test_whole_numbers_in_an_npz_file_stay_whole(tmp_path):
     data = load(str(tmp_path / "own.npz"))
     assert data.arrays["x"].dtype == np.int32
     np.testing.assert_array_equal(data.arrays["x"], tokens)
+
+
+def rewritten(path, name, change, **options):
+    """Write an .npz file again with the bytes of one member changed."""
+    with zipfile.ZipFile(path) as old:
+        members = {entry.filename: old.read(entry) for entry in old.infolist()}
+    with zipfile.ZipFile(path, "w", **options) as new:
+        for member, content in members.items():
+            new.writestr(member, change(content) if member == name else content)
+
+
+def header(shape, dtype="<f4"):
+    """The header of an array, without its values."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda _: header((10**12, 3)), "says that it has 12,000,000,000,000 bytes"),
+        (lambda _: header((2**62, 2**62)), "says that it has"),
+        (lambda content: content[:-3], "ends after 45 of 48 bytes"),
+        (lambda _: header((4, 3), "|O"), "of type object"),
+        (lambda _: b"", "not a readable .npz"),
+        (lambda content: b"\x93NUMPY\x07\x00" + content[8:], "not a readable .npz"),
+        (lambda content: content.replace(b"shape", b"sh(pe"), "not a readable .npz"),
+        (lambda content: content.replace(b"(4, 3)", b"(4, ~3"), "not a readable .npz"),
+        (lambda content: content.replace(b"<f4", b"!!!"), "not a readable .npz"),
+    ],
+)
+def test_headers_are_not_believed(tmp_path, change, says):
+    np.savez(tmp_path / "own.npz", **valid_npz())
+    rewritten(tmp_path / "own.npz", "x.npy", change)
+    with pytest.raises(FedMomError, match=says):
+        load(str(tmp_path / "own.npz"))
+
+
+def test_a_file_made_to_fill_the_memory_is_refused(tmp_path):
+    """Half a gigabyte of zeros in half a megabyte."""
+    np.savez_compressed(tmp_path / "own.npz", **valid_npz())
+    zeros = header((2**27,)) + bytes(2**29)
+    rewritten(tmp_path / "own.npz", "x.npy", lambda _: zeros, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(FedMomError, match="which no real data has"):
+        load(str(tmp_path / "own.npz"))
+
+
+@pytest.mark.parametrize(
+    "compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2]
+)
+def test_every_damaged_byte_is_a_sentence_or_changes_nothing_else(tmp_path, compression):
+    path = tmp_path / "own.npz"
+    np.savez(path, **valid_npz())
+    rewritten(path, "", None, compression=compression)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(whole), 150):
+        path.write_bytes(whole[:place] + bytes([rng.integers(256)]) + whole[place + 1 :])
+        with contextlib.suppress(FedMomError):
+            from_npz(path)
+
+
+def test_an_encrypted_file_is_a_sentence(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez(path, **valid_npz())
+    content = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = content.find(mark)
+        while place >= 0:
+            content[place + flags] |= 1
+            place = content.find(mark, place + 1)
+    path.write_bytes(content)
+    with pytest.raises(FedMomError, match=r"not a readable .npz file: .*encrypted"):
+        load(str(path))

@@ -1,6 +1,6 @@
 """Data of the user's own: arrays in memory, or the same arrays in an .npz file."""
 
-import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,17 @@ from numpy.typing import ArrayLike, NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData, Split, aligned
+from fedmom.data.npz import read_npz
 from fedmom.data.save import save_store
 
-NPZ_READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
+LARGEST_LABEL = 2**31 - 2
+ALLOWED = {
+    "x": "It must hold numbers: whole ones, floats or bools, not complex ones.",
+    "labels": "They must be a list of whole numbers from 0.",
+    "client ids": "They must be a list of numbers or names.",
+    "is_test": "It must be a list of True and False.",
+}
+NPZ_READER = 3  # counts changes in what is made of a file, so that no cache hands out the former
 
 
 def from_arrays(
@@ -51,13 +59,17 @@ def from_arrays(
         (['ann', 'bob'], [3, 1])
     """
     inputs, labels, ids = np.asarray(x), np.asarray(y), np.asarray(client_ids)
-    marks = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test, bool)
+    marks = np.zeros(labels.shape, bool) if is_test is None else np.asarray(is_test)
     _check(name, inputs, labels, ids, marks)
+    marks = marks.astype(bool)
     if users is None:
         names, ids = np.unique(ids, return_inverse=True)
         users = [str(n) for n in names]
     elif not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= len(users):
         raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
+    if len(set(users)) < len(users):
+        twice = next(user for user, times in Counter(users).items() if times > 1)
+        raise FedMomError(f"{name}: two clients are called {twice!r}. Give each a name of its own.")
     order = np.lexsort((marks, ids))  # by client, its training rows first
     counts = [np.bincount(ids[marks == m], minlength=len(users)) for m in (False, True)]
     begin = np.cumsum(counts[0] + counts[1]) - counts[0] - counts[1]
@@ -90,44 +102,47 @@ def load_npz(path: Path) -> FederatedData:
 
 def from_npz(path: Path) -> FederatedData:
     """Read arrays ``x, y, user, users`` and ``is_test`` from an .npz file (no pickled objects)."""
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [n for n in ("x", "y", "user", "users", "is_test") if n not in file]
-            if missing:
-                raise FedMomError(
-                    f"{path}: the array {missing[0]!r} is missing. It must hold x (inputs),"
-                    " y (labels), user (client of each row), users (names), is_test."
-                )
-            return from_arrays(
-                file["x"],
-                file["y"],
-                file["user"],
-                is_test=file["is_test"],
-                users=[str(u) for u in file["users"]],
-                name=path.stem,
-            )
-    except (OSError, zipfile.BadZipFile, EOFError) as error:
-        raise FedMomError(f"{path} is not a readable .npz file: {error}.") from None
-    except ValueError as error:
-        if isinstance(error, FedMomError):
-            raise
-        raise FedMomError(f"{path} is not a readable .npz file: {error}.") from None
+    found = read_npz(path, ("x", "y", "user", "users", "is_test"))
+    return from_arrays(
+        found["x"],
+        found["y"],
+        found["user"],
+        is_test=found["is_test"],
+        users=[str(u) for u in found["users"].ravel()],
+        name=path.stem,
+    )
 
 
 def _check(
     name: str, x: NDArray[Any], y: NDArray[Any], ids: NDArray[Any], marks: NDArray[Any]
 ) -> None:
+    for what, array, kinds in (
+        ("x", x, "biuf"),
+        ("labels", y, "iu"),
+        ("client ids", ids, "biufUST"),
+        ("is_test", marks, "biuf"),
+    ):
+        if array.ndim < 1 or array.dtype.kind not in kinds:
+            raise FedMomError(
+                f"{name}: {what} is an array of type {array.dtype} and {array.ndim} dimensions."
+                f" {ALLOWED[what]}"
+            )
     if not len(x) == len(y) == len(ids) == len(marks):
         raise FedMomError(
             f"{name}: x, y, client ids and is_test have {len(x)}, {len(y)}, {len(ids)} and"
             f" {len(marks)} rows; they must be equal."
         )
-    if not len(x):
-        raise FedMomError(f"{name} has no rows.")
-    if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1 or y.min() < 0:
-        raise FedMomError(f"{name}: labels must be a list of whole numbers from 0.")
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        raise FedMomError(f"{name}: x has values that are not finite.")
+    if not x.size:
+        raise FedMomError(f"{name} has no rows, or its rows have no values.")
+    if y.ndim != 1 or y.min() < 0 or y.max() > LARGEST_LABEL:
+        raise FedMomError(
+            f"{name}: labels must be a list of whole numbers from 0 to {LARGEST_LABEL}; there are"
+            f" labels from {y.min()} to {y.max()}."
+        )
+    if ids.ndim != 1 or (ids.dtype.kind == "f" and not np.isfinite(ids).all()):
+        raise FedMomError(f"{name}: client ids must be a list, without NaN.")
+    if marks.ndim != 1 or not np.isin(marks, (0, 1)).all():
+        raise FedMomError(f"{name}: is_test must be a list of True and False, or of 0 and 1.")
 
 
 def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -138,9 +153,16 @@ def _inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
     if x.dtype == np.uint8:
         return x
     if not np.issubdtype(x.dtype, np.integer):
-        return x.astype(np.float32)
+        with np.errstate(over="ignore"):
+            floats = x.astype(np.float32)
+        if not np.isfinite(floats).all():
+            raise FedMomError(
+                f"{name}: x has values that are not finite as 32-bit floats, which reach to"
+                f" {np.finfo(np.float32).max:.2g}. Scale or mend them."
+            )
+        return floats
     bounds = np.iinfo(np.int32)
-    if x.size and (x.min() < bounds.min or x.max() > bounds.max):
+    if x.min() < bounds.min or x.max() > bounds.max:
         raise FedMomError(
             f"{name}: x has whole numbers from {x.min()} to {x.max()}, which do not all fit 32"
             " bits. Give x as floats, or number its values anew."

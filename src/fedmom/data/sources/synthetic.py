@@ -6,6 +6,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
 
 DIMENSION, CLASSES = 60, 10
+WIDEST, MOST_CLIENTS = 1e6, 10**6
 
 
 def synthetic(
@@ -21,8 +22,13 @@ def synthetic(
     Know that u_k moves all logits of a sample alike, so that α changes no label: clients
     differ by their own draw of W_k, whatever α is. So it was published, and so it is here.
     """
-    if min(alpha, beta) < 0 or clients < 1 or seed < 0:
-        raise FedMomError("synthetic: alpha, beta and seed are 0 or more, clients 1 or more.")
+    if not (0 <= alpha <= WIDEST and 0 <= beta <= WIDEST):
+        raise FedMomError(f"synthetic: alpha={alpha:g}, beta={beta:g} are not in [0, {WIDEST:g}].")
+    if not 1 <= clients <= MOST_CLIENTS or seed < 0:
+        raise FedMomError(
+            f"synthetic: clients={clients} is not between 1 and {MOST_CLIENTS:,}, or seed={seed} is"
+            " below 0."
+        )
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(4, 2, clients).astype(np.int64) + 50
     scale = np.sqrt(np.arange(1, DIMENSION + 1) ** -1.2)

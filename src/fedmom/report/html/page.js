@@ -41,9 +41,10 @@
       marker: { size: 6, color: colourOf(mark.colour) },
       line: { width: 2, color: colourOf(mark.colour), dash: mark.dashed ? "dash" : DASHES[wrapOf(mark.colour)] },
       customdata: banded ? mark.x.map((_, i) => [mark.low[i], mark.high[i]]) : undefined,
-      hovertemplate: banded
+      // A point that fewer seeds have come to than an interval takes has none.
+      hovertemplate: mark.x.map((_, i) => (banded && mark.low[i] !== null
         ? "%{y:.4~g} (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})"
-        : "%{y:.4~g}",
+        : "%{y:.4~g}")),
     };
     return banded ? [...between(mark, 0.18), line] : [line];
   }

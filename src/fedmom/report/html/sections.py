@@ -25,6 +25,8 @@ class Status(StrEnum):
     HOLDS = "holds"
     PART = "holds in part"
     FAILS = "does not hold"
+    OPEN = "not settled"
+    FEW = "not enough seeds"
     UNKNOWN = "not measured"
 
 
