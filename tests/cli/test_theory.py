@@ -2,13 +2,13 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from fedmom import theory
 from fedmom.experiments import results
-from fedmom.theory import advice
 from fedmom.theory.constants import Constants, Setting
 from tests.cli.command import invoke, refused, words
 
@@ -47,30 +47,55 @@ def test_bounds_are_those_of_the_theory():
     assert f"fedmom: γ = {best:.3g}" in text
 
 
-def test_advice_shows_theory_and_experiments_and_draws_both():
+def test_advice_leads_with_experiments_and_draws_what_is_proven():
     grid = ["--grid", "lr=0.0001 0.001", "--grid", "algorithm=fedavg fedmom"]
     shared = ["--rounds=4", "--eval-every=4"]
-    invoke("sweep", TASK[0], *shared, *grid, "--out=s")
-    text = invoke("theory", "advise", *TINY, "--rounds=20", "--experiments=s", "--out=t")
-    for part in ("Local estimates", "Theorem 1' (corrected)", "least corrected bound", "loose"):
-        assert part in text
+    invoke("sweep", TASK[0], *shared, *grid, "--out=runs/s")  # in `runs` it looks by itself
+    text = invoke("theory", "advise", *TINY, "--rounds=20", "--out=t")
     best = []
     for algorithm in ("fedavg", "fedmom"):
-        runs = [results.read(path) for path in sorted(Path("s").glob(f"*{algorithm}*"))]
+        runs = [results.read(path) for path in sorted(Path("runs/s").glob(f"*{algorithm}*"))]
         accuracy = {run.config.lr: run.last("test", "accuracy") for run in runs}
         winner = max(accuracy, key=accuracy.get)
-        best.append(str(winner))
+        best.append(f"{winner:g}")
         said = f"{algorithm}: test accuracy {accuracy[winner]:.3f} after 4 rounds, best of 2 γ"
         assert said in words(text)
+        tried = ", ".join(f"{lr:g} ({accuracy[lr]:.3f})" for lr in sorted(accuracy))
+        assert f"{algorithm}: γ tried, with test accuracy: {tried}." in text
+        end = "largest" if winner == max(accuracy) else "smallest"
+        assert f"{algorithm}: {winner:g} is best; it is the {end} γ tried" in text
     assert f"experiments {' '.join(best)}" in words(text)
+    order = ("experiments", "run next", "What is proven", "Theorem 1' (corrected)", "Local estima")
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
     assert Path("t/advise.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_advice_says_how_to_get_experiments(tmp_path):
-    text = invoke("theory", "advise", *TINY, "--out=t")
+def test_without_experiments_advice_leads_with_sweeps_that_run():
+    text = invoke("theory", "advise", *TINY, "--rounds=3", "--momentum=0.8", "--out=t")
+    commands = [line.strip() for line in text.splitlines() if line.startswith("  fedmom sweep")]
+    assert text.index(commands[0]) < text.index("What is proven")
+    rates = {}
+    for command in commands:
+        invoke(*shlex.split(command)[1:])
+        folder = Path(shlex.split(command)[-1])
+        runs = [results.read(path.parent) for path in folder.rglob("config.toml")]
+        (algorithm,) = {run.config.algorithm for run in runs}
+        assert {run.done for run in runs} == {3}
+        rates[algorithm] = sorted({run.config.lr for run in runs})
+    beta = 0.9  # the task is FedAvg's, so FedMom's momentum is the default
+    assert rates["fedmom"] == pytest.approx([(1 - beta) * lr for lr in rates["fedavg"]], rel=0.05)
+
+
+def test_advice_without_descent_leaves_the_theorems_out():
+    Path("none").mkdir()
+    tiny = [word for word in TINY if not word.startswith("--lr")]
+    text = invoke("theory", "advise", *tiny, "--lr=1000", "--experiments=none", "--out=t")
+    assert "No finished run of this data and model is in none" in text
     assert "fedmom sweep" in text
-    (tmp_path / "none").mkdir()
-    assert advice.found_best(tmp_path / "none", "synthetic", "logreg", "fedmom") is None
+    assert "never came below its first loss" in text
+    assert "What is proven" not in text
+    assert not Path("t").exists()
 
 
 def test_the_counterexample_is_a_table_and_a_figure():

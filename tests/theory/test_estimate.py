@@ -13,7 +13,7 @@ import fedmom
 from fedmom import Features, FederatedData, Model
 from fedmom.data.batches import reader
 from fedmom.data.federated import Split
-from fedmom.theory.estimate import Budget, estimate, fit, from_row, spaced
+from fedmom.theory.estimate import Budget, estimate, from_row, spaced
 from fedmom.training.subproblem import Subproblem
 from tests.conftest import population
 
@@ -113,15 +113,21 @@ def test_dissimilarity_and_gap_are_those_of_the_full_computation(known):
     assert (found.first_loss, found.lowest_loss) == pytest.approx((losses[0], min(losses)), 1e-4)
 
 
-@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=2, max_size=8))
-def test_the_fit_covers_every_point_and_no_smaller_one_does(pairs):
-    x = np.array([a for a, _ in pairs])
-    y = np.array([a + b for a, b in pairs])  # Σ p_k|∇f_k|² ≥ |∇f|²
-    dissimilarity, similarity = fit(x, y)
-    room = dissimilarity + similarity * x - y
-    assert similarity >= 1
-    assert room.min() >= -1e-9
-    assert dissimilarity == 0 or room.min() <= 1e-9
+def test_every_interval_contains_its_estimate(known):
+    """That of L is from the largest on: it once was the middle 90 % of the clients' values."""
+    found = known[2]
+    for name in ("variance", "dissimilarity", "similarity", "gap"):
+        part = getattr(found, name)
+        assert part.low <= part.value <= part.high, name
+    assert (found.smoothness.low, found.smoothness.high) == (found.smoothness.value, None)
+    low, high = found.smoothness_of_clients
+    assert 0 < low < high < found.smoothness.value
+
+
+def test_estimates_of_earlier_files_are_read(known):
+    row = known[2].row()
+    del row["smoothness_of_clients"]
+    assert from_row(row).constants() == known[2].constants()
 
 
 def pictures():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
+from fedmom.algorithms import schedules
 from fedmom.theory import Setting, corrected_fedmom, corrected_fedmom_max_lr
 from fedmom.theory.problems import Quadratics, Waves, random_quadratics, random_waves
 from fedmom.theory.simulation import gradient_squares, simulate
@@ -154,16 +155,17 @@ def unequal_quadratics(variance=0.0):
     return Quadratics(sizes / sizes.sum(), drawn.matrices, drawn.slopes, variance), sizes
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_the_simulation_is_the_engine(momentum):
+@pytest.mark.parametrize(
+    ("momentum", "lr"), [(0.0, 0.05), (0.8, 0.05), (0.8, "inverse_sqrt:start=0.05")]
+)
+def test_the_simulation_is_the_engine(momentum, lr):
     problem, sizes = unequal_quadratics()
     setting = Setting(4, 2, 5, server_lr=1.7, momentum=momentum)
-    start = np.array([2.0, -1.0])
-    ours = engine(problem, setting, 0.05, 30, start, sizes, np.zeros((4, 2)))
-    plain = simulate(problem, setting, 0.05, 30, start, draw=lambda t: cohort(0, t, 4, 2)[None])[
-        :, 0
-    ]
-    np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
+    start, schedule = np.array([2.0, -1.0]), schedules.parse(lr)
+    lrs = np.array([schedules.at(schedule, t) for t in range(30)])
+    ours = engine(problem, setting, schedule, 30, start, sizes, np.zeros((4, 2)))
+    plain = simulate(problem, setting, lrs, 30, start, draw=lambda t: cohort(0, t, 4, 2)[None])
+    np.testing.assert_allclose(ours, plain[:, 0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

@@ -1,4 +1,4 @@
-"""The command line of the theory: estimate, bounds, advise, counterexample."""
+"""The command line of the theory: estimate, bounds, advise, counterexample, momentum."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,19 +12,28 @@ import optax
 from rich.progress import Progress
 
 from fedmom import theory
-from fedmom.cli.options import FOLDER, setting_option
+from fedmom.algorithms import build as algorithms
+from fedmom.cli.options import FOLDER, free_folder, setting_option
 from fedmom.cli.output import OUT
-from fedmom.cli.theory_tables import advice_table, estimates_table, plain_table, statements_table
+from fedmom.cli.theory_momentum import momentum_
+from fedmom.cli.theory_tables import (
+    estimates_table,
+    experience_lines,
+    experience_table,
+    plain_table,
+    proven_table,
+    statements_table,
+)
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import write_atomic
 from fedmom.core.progress import bars
 from fedmom.core.types import Params
 from fedmom.experiments import build, settings
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.settings import kebab
+from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.report import drawing
 from fedmom.report.charts import Chart, Figure, Line
-from fedmom.theory import advice, counterexample
+from fedmom.theory import advice, counterexample, suggestion
 from fedmom.theory.check import setting_of
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.estimate import GRADIENTS, Budget, Estimates, estimate, from_row, spaced, walk
@@ -45,6 +54,9 @@ TASK = (
 @click.group(name="theory")
 def theory_commands() -> None:
     """Ask the convergence theory: constants of a task, bounds, a step size, a counterexample."""
+
+
+theory_commands.add_command(momentum_)
 
 
 def task_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,11 +143,13 @@ def bounds(estimates: Path | None, lr: float | None, rounds: int, **options: Any
     "--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Rounds, T."
 )
 @click.option(
-    "--experiments", type=FOLDER, help="A sweep, or any folder of runs: their best γ is shown."
+    "--experiments",
+    type=FOLDER,
+    help="A sweep, or any folder of runs: their best γ is shown [default: runs, if it is there].",
 )
 @click.option("--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures.")
 def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> None:
-    """Advise a step size: estimates, what each theorem allows, what experiments found.
+    """Advise a step size: what experiments found or which to run, then what is proven.
 
     \b
     fedmom theory advise --data synthetic --rounds 2000 --lr 0.01
@@ -145,23 +159,75 @@ def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> 
     if experiments is not None and not experiments.is_dir():
         raise FedMomError(f"There is no folder {experiments}. Give that of a sweep or of runs.")
     experiment, budget, short_run = _task(options)
+    known = _known(experiment, experiments or Path("runs"))
     with bars(OUT) as bar:
         found = _estimated(experiment, budget, short_run, bar)
-        if not found.gap.value > 0:
-            raise FedMomError(
-                f"The short run never came below its first loss, {found.first_loss:.3g}, with lr"
-                f" {experiment.config.lr}: there is nothing to advise from. Take a smaller --lr,"
-                " or a longer --short-run."
-            )
-        constants, setting = found.constants(), setting_of(experiment)
-        advised, _ = advice.best(constants, setting, rounds, experiment.config.algorithm)
-        lines = _measured(experiment, advised, short_run, bar)
-    OUT.print(estimates_table(experiment, found))
-    OUT.print(statements_table(constants, setting, rounds, None))
-    OUT.print(advice_table(experiment, constants, setting, rounds, experiments))
+    for name in [name for name, best in known.items() if best is None]:
+        _suggest(experiment, name, rounds, found)
     OUT.print(LOCAL)
-    figure = _figure(experiment, constants, setting, advised, lines)
-    for path in drawing.save(figure, out):
+    if found.gap.value > 0:
+        _prove(experiment, found, rounds, short_run, out)
+        return
+    OUT.print(estimates_table(experiment, found))
+    OUT.print(
+        f"The short run never came below its first loss, {found.first_loss:.3g}, with lr"
+        f" {experiment.config.lr}, so the theorems are left out. Take a smaller --lr, or a longer"
+        " --short-run."
+    )
+
+
+def _known(experiment: Experiment, folder: Path) -> dict[str, advice.BestLr | None]:
+    """Print what finished runs found, and what to run next; return it."""
+    config = experiment.config
+    names = ("fedsgd",) if config.algorithm == "fedsgd" else ("fedavg", "fedmom")
+    found = {name: advice.found_best(folder, config.data, config.model, name) for name in names}
+    if folder.is_dir() and not any(found.values()):
+        OUT.print(f"No finished run of this data and model is in {folder}.")
+    if any(found.values()):
+        OUT.print(experience_table(found, folder))
+    for name, best in found.items():
+        if best is None:
+            continue
+        for line in experience_lines(best, config):
+            OUT.print(line, highlight=False)
+        if lrs := suggestion.next_lrs(best):
+            _print_sweep(f"{name}: run next", experiment, best.config, lrs)
+    return found
+
+
+def _suggest(experiment: Experiment, name: str, rounds: int, found: Estimates) -> None:
+    """Print a grid of step sizes to run, where there are no experiments."""
+    config, beta = experiment.config, algorithms.default_of(name, "momentum")
+    if config.algorithm == name:
+        beta = config.momentum
+    update = {"algorithm": name, "rounds": rounds, "momentum": beta}
+    smoothness = found.smoothness.value
+    why = f"around 2/L = {2 / smoothness:.2g}, where SGD stops being stable"
+    if beta:
+        why = f"{1 - beta:.2g} of fedavg's, as updates add up to {1 / (1 - beta):.3g} of one"
+    lrs = suggestion.first_grid(smoothness, beta or 0.0)
+    title = f"{name}: no runs to go by. Run these γ ({why})"
+    _print_sweep(title, experiment, config.model_copy(update=update), lrs)
+
+
+def _print_sweep(why: str, experiment: Experiment, config: RunConfig, lrs: list[float]) -> None:
+    out = free_folder(f"lr-{config.algorithm}").as_posix()
+    command = suggestion.sweep_command(config, experiment.data.clients, lrs, out)
+    OUT.print(f"{why}:\n  {command}", highlight=False, markup=False)
+
+
+def _prove(
+    experiment: Experiment, found: Estimates, rounds: int, short_run: int, out: Path
+) -> None:
+    """Print and draw what the theorems guarantee."""
+    constants, setting = found.constants(), setting_of(experiment)
+    proven, _ = advice.best(constants, setting, rounds, experiment.config.algorithm)
+    with bars(OUT) as bar:
+        lines = _measured(experiment, proven, short_run, bar)
+    OUT.print(proven_table(constants, setting, rounds))
+    OUT.print(statements_table(constants, setting, rounds, None))
+    OUT.print(estimates_table(experiment, found))
+    for path in drawing.save(_figure(experiment, constants, setting, proven, lines), out):
         OUT.print(f"Figure: {path}")
 
 
@@ -217,9 +283,9 @@ def _estimated(experiment: Experiment, budget: Budget, short_run: int, bar: Prog
     )
 
 
-def _measured(experiment: Experiment, advised: float, short_run: int, bar: Progress) -> list[Line]:
-    """Return |∇f(w_t)|² along a run with the task's γ, and along one with the advised γ."""
-    rates = [experiment.config.lr, *([advised] if advised > 0 else [])]
+def _measured(experiment: Experiment, proven: float, short_run: int, bar: Progress) -> list[Line]:
+    """Return |∇f(w_t)|² along a run with the task's γ, and along one with the proven γ."""
+    rates = [experiment.config.lr, *([proven] if proven > 0 else [])]
     sample = Subproblem(experiment.model, experiment.data, clients=50, samples=16)
     rounds = spaced(short_run, LOOKS)
     task = bar.add_task("bound against run", total=len(rates) * (short_run + 1))
@@ -240,15 +306,15 @@ def _figure(
     experiment: Experiment,
     constants: Constants,
     setting: Setting,
-    advised: float,
+    proven: float,
     measured: list[Line],
 ) -> Figure:
     last = int(measured[0].x[-1])
     counts = np.unique(np.linspace(1, last, 100).astype(int))
     lines = list(measured)
-    if advised > 0:
-        bound = np.asarray(theory.corrected_fedmom(constants, setting, advised, counts))
-        label = f"corrected bound, γ = {advised:.3g}"
+    if proven > 0:
+        bound = np.asarray(theory.corrected_fedmom(constants, setting, proven, counts))
+        label = f"corrected bound, γ = {proven:.3g}"
         lines.append(Line(label, counts.tolist(), bound.tolist(), dashed=True))
     chart = Chart(
         title=f"{experiment.config.algorithm}, {experiment.config.model} on {experiment.data.name}",

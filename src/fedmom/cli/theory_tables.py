@@ -1,13 +1,17 @@
 """Tables of the theory's commands."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.table import Table
 
 from fedmom.experiments.build import Experiment
-from fedmom.theory import advice
+from fedmom.experiments.settings import RunConfig
+from fedmom.theory import advice, suggestion
+from fedmom.theory.advice import BestLr
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.estimate import Estimates
+from fedmom.theory.intervals import Estimate
 
 
 def plain_table(title: str, first: str) -> Table:
@@ -26,12 +30,12 @@ def estimates_table(experiment: Experiment, found: Estimates) -> Table:
         f" ({found.models} for L and σ²)",
         "",
     )
-    for column in ("estimate", "90 % range"):
+    for column in ("estimate", "90 % interval"):
         view.add_column(column, justify="right", no_wrap=True)
     view.add_column("what it is")
     batch = "all samples" if found.batch_size is None else f"{found.batch_size} samples"
     for name, value, what in (
-        ("L", found.smoothness, f"largest over clients; that of f is {found.smoothness_of_f:.3g}"),
+        ("L", found.smoothness, _of_smoothness(found)),
         (
             "σ²",
             found.variance,
@@ -46,9 +50,22 @@ def estimates_table(experiment: Experiment, found: Estimates) -> Table:
             " at least this",
         ),
     ):
-        spread = f"{value.low:.3g} to {value.high:.3g}"
-        view.add_row(name, f"{value.value:.3g}", spread, what)
+        view.add_row(name, f"{value.value:.3g}", _interval(value), what)
     return view
+
+
+def _interval(found: Estimate) -> str:
+    if found.high is None:
+        return f"{found.low:.3g} or more"
+    return f"{found.low:.3g} to {found.high:.3g}"
+
+
+def _of_smoothness(found: Estimates) -> str:
+    text = f"largest over clients; that of f is {found.smoothness_of_f:.3g}"
+    if found.smoothness_of_clients is None:
+        return text
+    low, high = found.smoothness_of_clients
+    return f"{text}; nine of ten clients have {low:.3g} to {high:.3g}"
 
 
 def statements_table(
@@ -76,36 +93,47 @@ def statements_table(
     return view
 
 
-def advice_table(
-    experiment: Experiment,
-    constants: Constants,
-    setting: Setting,
-    rounds: int,
-    experiments: Path | None,
-) -> Table:
-    """Return the step sizes that theory and experiments advise as a table."""
-    view = plain_table("Step sizes γ", "")
+def experience_table(found: Mapping[str, BestLr | None], folder: Path) -> Table:
+    """Return the step sizes that experiments found best as a table, algorithm by algorithm."""
+    view = plain_table(f"Step sizes γ: what the runs in {folder} found", "")
+    whats = []
+    for algorithm, best in found.items():
+        view.add_column(algorithm, justify="right", no_wrap=True)
+        if best is not None:
+            whats.append(
+                f"{algorithm}: test accuracy {best.accuracy:.3f} after {best.rounds} rounds,"
+                f" best of {best.tried} γ, {best.seeds} seed{'s' * (best.seeds > 1)}"
+            )
+    view.add_column("what it is")
+    cells = ("none" if best is None else f"{best.lr:g}" for best in found.values())
+    view.add_row("experiments", *cells, "; ".join(whats))
+    return view
+
+
+def experience_lines(best: BestLr, task: RunConfig) -> list[str]:
+    """Return what else is to say of the best step size: the others tried, and its place."""
+    name = best.config.algorithm
+    tried = [f"{lr:g} ({accuracy:.3f})" for lr, accuracy in best.accuracies.items()]
+    tried += [f"{lr:g} (diverged)" for lr in best.diverged]
+    lines = [
+        f"{name}: γ tried, with test accuracy: {', '.join(tried)}.",
+        f"{name}: {best.lr:g} is best; {suggestion.verdict(best)}.",
+    ]
+    if best.seeds == 1:
+        lines.append(f"{name}: one seed only, so small differences may be chance. Run more seeds.")
+    if others := suggestion.differences(best.config, task):
+        lines.append(f"{name}: the runs differ from this task in {', '.join(others)}.")
+    return lines
+
+
+def proven_table(constants: Constants, setting: Setting, rounds: int) -> Table:
+    """Return the step sizes at which the corrected bounds are least as a table."""
+    view = plain_table("What is proven: a guarantee, not the γ that trains best", "")
     for column in ("fedavg", "fedmom"):
         view.add_column(column, justify="right", no_wrap=True)
     view.add_column("what it is")
     pairs = [advice.best(constants, setting, rounds, a) for a in ("fedavg", "fedmom")]
     bounds = " and ".join(f"{bound:.3g}" for _, bound in pairs)
-    view.add_row("theory", *(f"{lr:.3g}" for lr, _ in pairs), f"least corrected bound: {bounds}")
-    config = experiment.config
-    if experiments is None:
-        view.add_row(
-            "experiments", "?", "?", "run `fedmom sweep --grid 'lr=...'`, then --experiments DIR"
-        )
-        return view
-    cells, whats = [], []
-    for algorithm in ("fedavg", "fedmom"):
-        found = advice.found_best(experiments, config.data, config.model, algorithm)
-        cells.append("none" if found is None else str(found.lr))
-        if found is not None:
-            whats.append(
-                f"{algorithm}: test accuracy {found.accuracy:.3f} after {found.rounds} rounds,"
-                f" best of {found.tried} γ, {found.seeds} seed{'s' * (found.seeds > 1)}"
-            )
-    what = "; ".join(whats) or f"no finished run of this data and model in {experiments}"
-    view.add_row("experiments", *cells, what)
+    what = f"γ with the least corrected bound on |∇f|², {bounds}; usually far too small"
+    view.add_row("proven", *(f"{lr:.3g}" for lr, _ in pairs), what)
     return view

@@ -103,40 +103,101 @@ def best(
 
 @dataclass(frozen=True)
 class BestLr:
-    """The step size with the best last test accuracy, as a mean over its seeds."""
+    """The step size with the best last test accuracy, as a mean over its seeds.
 
-    lr: float | str
-    accuracy: float
-    rounds: int
+    Args:
+        config: The settings of the best runs.
+        accuracies: The accuracy of every γ tried with else the same settings, smallest γ first.
+        seeds: How many seeds the best γ has.
+        diverged: Every γ, else the same settings, of which all runs diverged.
+    """
+
+    config: RunConfig
+    accuracies: dict[float, float]
     seeds: int
-    tried: int  # step sizes
+    diverged: tuple[float, ...] = ()
+
+    @property
+    def lr(self) -> float:
+        """The best γ."""
+        return max(self.accuracies, key=self.accuracies.__getitem__)
+
+    @property
+    def accuracy(self) -> float:
+        """Its test accuracy."""
+        return self.accuracies[self.lr]
+
+    @property
+    def rounds(self) -> int:
+        """After how many rounds."""
+        return self.config.rounds
+
+    @property
+    def tried(self) -> int:
+        """How many γ were compared."""
+        return len(self.accuracies)
+
+    @property
+    def neighbours(self) -> tuple[float | None, float | None]:
+        """The nearest γ tried below and above, those that diverged among them."""
+        others = {*self.accuracies, *self.diverged}
+        below = max((lr for lr in others if lr < self.lr), default=None)
+        return below, min((lr for lr in others if lr > self.lr), default=None)
 
 
 def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | None:
     """Look through all finished runs below a folder with this data, model and algorithm.
 
     Runs are compared after as many rounds as the longest have; those that took another path
-    (fewer rounds, or stopped) are left out, and so are those that the theorems do not speak of
-    (other weights, samplers or client optimizers, a γ that changes).
+    (fewer rounds, or stopped) are left out, and so are those of another kind than the grid of
+    constant γ that is looked for here (other weights, samplers or client optimizers, a γ that
+    changes).
     """
     runs = [
-        (run.config, accuracy)
+        run
         for path in sorted(folder.rglob("config.toml"))
-        if (accuracy := _last_accuracy(run := results.read(path.parent))) is not None
+        if (run := _readable(path.parent)) is not None
         and (run.config.data, run.config.model, run.config.algorithm) == (data, model, algorithm)
         and _covered(run.config)
     ]
-    if not runs:
+    rounds = max((r.config.rounds for r in runs if _last_accuracy(r) is not None), default=None)
+    # By all other settings, then by γ: the accuracies of the seeds.
+    families: dict[RunConfig, dict[float, list[float]]] = {}
+    diverged: dict[RunConfig, set[float]] = {}
+    for run in runs:
+        if run.config.rounds != rounds:
+            continue
+        family, lr = _without_lr(run.config), float(run.config.lr)
+        accuracy = _last_accuracy(run)
+        if accuracy is not None:
+            families.setdefault(family, {}).setdefault(lr, []).append(accuracy)
+        elif run.diverged:
+            diverged.setdefault(family, set()).add(lr)
+    if not families:
         return None
-    rounds = max(config.rounds for config, _ in runs)
-    by_settings: dict[RunConfig, list[float]] = {}
-    for config, accuracy in runs:
-        if config.rounds == rounds:
-            by_settings.setdefault(config.model_copy(update={"seed": 0}), []).append(accuracy)
-    winner = max(by_settings, key=lambda config: statistics.fmean(by_settings[config]))
-    accuracies = by_settings[winner]
-    tried = len({config.lr for config in by_settings})
-    return BestLr(winner.lr, statistics.fmean(accuracies), rounds, len(accuracies), tried)
+    found = [_best_of(seeds, f, diverged.get(f, set())) for f, seeds in families.items()]
+    return max(found, key=lambda best: best.accuracy)
+
+
+def _best_of(by_lr: dict[float, list[float]], family: RunConfig, diverged: set[float]) -> BestLr:
+    means = {lr: statistics.fmean(by_lr[lr]) for lr in sorted(by_lr)}
+    best = max(means, key=means.__getitem__)
+    config = family.model_copy(update={"lr": best})
+    return BestLr(config, means, len(by_lr[best]), tuple(sorted(diverged - set(means))))
+
+
+def _without_lr(config: RunConfig) -> RunConfig:
+    """Return the settings with what runs of one grid may differ in put to one value."""
+    same = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}
+    return config.model_copy(update=same)
+
+
+def _readable(path: Path) -> results.Result | None:
+    """Return the run in a folder; None if it cannot be read, which is no reason not to advise."""
+    try:
+        return results.read(path)
+    except FedMomError:
+        return None
 
 
 def _last_accuracy(run: results.Result) -> float | None:
@@ -145,7 +206,7 @@ def _last_accuracy(run: results.Result) -> float | None:
 
 
 def _covered(config: RunConfig) -> bool:
-    """Whether the theorems speak of such a run: plain SGD, a constant γ, population weights."""
+    """Whether it is a plain run: SGD, a constant γ, population weights, uniform cohorts."""
     parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
     plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
     return plain and config.average is None and not isinstance(config.lr, str)

@@ -63,7 +63,7 @@ def corrected_fedmom(
     So momentum is FedAvg with the server step η/(1-β), but for the factor κ.
     """
     lr, rounds = positive(lr, "lr"), positive(rounds, "rounds")
-    start, linear, square = _terms(constants, setting)
+    start, linear, square = terms(constants, setting)
     return plain(start / (lr * rounds) + linear * lr + square * lr**2)
 
 
@@ -89,7 +89,7 @@ def corrected_applies(constants: Constants, setting: Setting, lr: ArrayLike) -> 
 def corrected_floor(constants: Constants, setting: Setting, lr: ArrayLike) -> Number:
     """Return what is left of the bound as T grows: its terms in γ and γ²."""
     lr = positive(lr, "lr")
-    _, linear, square = _terms(constants, setting)
+    _, linear, square = terms(constants, setting)
     return plain(linear * lr + square * lr**2)
 
 
@@ -101,7 +101,7 @@ def corrected_best_lr(constants: Constants, setting: Setting, rounds: ArrayLike)
     as T^(-1/2) and T^(-2/3). Without noise and dissimilarity the largest γ is the best. It is
     0 for a start at the minimum: any step is too long.
     """
-    start, linear, square = _terms(constants, setting)
+    start, linear, square = terms(constants, setting)
     level = start / positive(rounds, "rounds")
     largest = corrected_fedmom_max_lr(constants, setting)
     if not linear and not square:
@@ -117,8 +117,11 @@ def corrected_best_lr(constants: Constants, setting: Setting, rounds: ArrayLike)
     return plain(np.minimum(lr, largest))
 
 
-def _terms(constants: Constants, setting: Setting) -> tuple[float, float, float]:
-    """Return a, b and c of the bound a/(γT) + bγ + cγ²."""
+def terms(constants: Constants, setting: Setting) -> tuple[float, float, float]:
+    """Return a, b and c of the bound a/(γT) + bγ + cγ².
+
+    For a sequence γ_t they are those of (a + b Σγ_t² + c Σγ_t³)/Σγ_t.
+    """
     steps, rest = setting.local_steps, 1 - setting.momentum
     start = 4 * rest * constants.gap / (setting.share * setting.server_lr * steps)
     spread = setting.largest_weight * constants.variance

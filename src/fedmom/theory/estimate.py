@@ -12,8 +12,8 @@ the models of one short run, on some clients and samples, can only be smaller.
   least squares) to the observed points, at least 1; G² is the smallest that then covers them all.
 - f_inf: the lowest loss seen. The true one is lower, so the gap f(w_0) - f_inf is at least this.
 
-Ranges are where the middle 90 % of 1000 bootstrap samples of the drawn clients lie, and for L
-where the drawn clients' own values lie.
+``intervals`` says what the 90 % intervals are of. L has a lower end only, the value itself:
+no sample of clients tells how large the largest of all may be.
 """
 
 import os
@@ -38,6 +38,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
 from fedmom.runtimes.local import LocalRuntime
 from fedmom.theory.constants import Constants
+from fedmom.theory.intervals import Estimate, Measured, summarize
 from fedmom.training.subproblem import Subproblem
 
 Floats = NDArray[np.float64]
@@ -46,7 +47,6 @@ Tick = Callable[[], None]  # called after every piece of work, to move a bar
 ITERATIONS = 20  # of the power iteration, at most
 RISE = 0.005  # it ends when |Hv| rises by less than this, relatively
 GRADIENTS = 13  # models along a run at which gradients are looked at
-BOOTSTRAPS = 1000
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number, and the range that its spread over clients gives."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Estimates:
     """What was measured, and on what."""
 
@@ -99,6 +90,7 @@ class Estimates:
     samples: int
     rounds: list[int]  # of the models, for G², B² and f_inf
     models: int  # of them, for L and σ²
+    smoothness_of_clients: list[float] | None = None  # ends of the middle 90 % of their L
 
     def constants(self) -> Constants:
         """Return the values for the bounds."""
@@ -162,7 +154,8 @@ def estimate(
     slopes = [_Gradients(*_gradients_at(sample, models[t])) for t in rounds]
     few = [models[rounds[i]] for i in spaced(len(rounds) - 1, budget.models)]
     curvatures = [_Curvatures(noise(w, tick), *curvature(w, tick)) for w in few]
-    return _summed_up(slopes, curvatures, sample, rounds, batch_size, seed)
+    share = len(sample.clients) / data.clients
+    return _summed_up(slopes, curvatures, sample, share, rounds, batch_size, seed)
 
 
 @dataclass(frozen=True)
@@ -273,61 +266,40 @@ def _distance(a: Params, b: Params) -> jax.Array:
     return optax.tree.norm(jax.tree.map(jnp.subtract, a, b))
 
 
-def fit(gradient_squares: Floats, mean_squares: Floats) -> tuple[float, float]:
-    """Return G² and B² for observed |∇f|² and Σ p_k|∇f_k|², by the rule at the top."""
-    x, y = gradient_squares, mean_squares
-    apart = x - x.mean()
-    spread = float(apart @ apart)
-    slope = max(1.0, float(apart @ y) / spread) if spread > 0 else 1.0
-    return max(0.0, float((y - slope * x).max())), slope
-
-
 def _summed_up(
     slopes: list[_Gradients],
     curvatures: list[_Curvatures],
     sample: Subproblem,
+    share: float,
     rounds: list[int],
     batch_size: int | None,
     seed: int,
 ) -> Estimates:
-    rng = np.random.default_rng(seed)
-    size = len(sample.clients)
-    draws = []
-    for _ in range(BOOTSTRAPS):
-        times = np.bincount(rng.integers(0, size, size), minlength=size)
-        weights = times * sample.weights
-        draws.append(_values(slopes, curvatures, weights / weights.sum()))
-    ranges = np.percentile(draws, (5, 95), axis=0).T.tolist()
-    found = _values(slopes, curvatures, sample.weights)
-    variance, dissimilarity, similarity, gap = (
-        Estimate(value, *ends) for value, ends in zip(found, ranges, strict=True)
+    seen = Measured(
+        losses=np.array([slope.losses for slope in slopes]),
+        products=np.array([slope.products for slope in slopes]),
+        variances=np.array([each.variances for each in curvatures]),
+        weights=sample.weights,
+        share=share,
     )
+    variance, dissimilarity, similarity, gap = summarize(seen, seed)
     smoothness = np.array([each.smoothness for each in curvatures])
-    losses = [float(slope.losses @ sample.weights) for slope in slopes]
+    largest = float(smoothness.max())
+    losses = seen.losses @ sample.weights
     return Estimates(
-        smoothness=Estimate(smoothness.max().item(), *np.percentile(smoothness, (5, 95)).tolist()),
+        smoothness=Estimate(largest, largest, None),
         smoothness_of_f=max(each.smoothness_of_f for each in curvatures),
         variance=variance,
-        largest_variance=max(each.variances.max().item() for each in curvatures),
+        largest_variance=float(seen.variances.max()),
         dissimilarity=dissimilarity,
         similarity=similarity,
         gap=gap,
-        first_loss=losses[0],
-        lowest_loss=min(losses),
+        first_loss=float(losses[0]),
+        lowest_loss=float(losses.min()),
         batch_size=batch_size,
-        clients=size,
+        clients=len(sample.clients),
         samples=int(sample.taken.sum()),
         rounds=rounds,
         models=len(curvatures),
+        smoothness_of_clients=np.percentile(smoothness.max(axis=0), (5, 95)).tolist(),
     )
-
-
-def _values(
-    slopes: list[_Gradients], curvatures: list[_Curvatures], weights: Floats
-) -> tuple[float, float, float, float]:
-    """Return σ², G², B² and the gap for clients weighted so."""
-    variance = max(float(each.variances @ weights) for each in curvatures)
-    squares = np.array([weights @ slope.products @ weights for slope in slopes])
-    means = np.array([np.diag(slope.products) @ weights for slope in slopes])
-    losses = [float(slope.losses @ weights) for slope in slopes]
-    return variance, *fit(squares, means), losses[0] - min(losses)

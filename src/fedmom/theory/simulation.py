@@ -1,6 +1,6 @@
 """FedAvg and FedMom on a problem with known constants, many runs at once, in plain NumPy.
 
-The package's own engine gives the same (tests/test_theory_problems.py); this one carries
+The package's own engine gives the same (tests/theory/test_problems.py); this one carries
 hundreds of seeds through a round together, which an estimate of an expectation needs.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.theory.constants import Array, Setting
+from fedmom.theory.constants import Array, Number, Setting
 from fedmom.theory.problems import Problem
 
 Draws = Callable[[int], NDArray[np.int64]]  # round -> the clients of every run, (runs, M)
@@ -18,7 +18,7 @@ Draws = Callable[[int], NDArray[np.int64]]  # round -> the clients of every run,
 def simulate(
     problem: Problem,
     setting: Setting,
-    lr: float,
+    lr: Number,
     rounds: int,
     start: Array,
     *,
@@ -26,15 +26,19 @@ def simulate(
     seed: int = 0,
     draw: Draws | None = None,
 ) -> Array:
-    """Return the models w_0 ... w_T of every run, shape (T + 1, runs, d)."""
+    """Return the models w_0 ... w_T of every run, shape (T + 1, runs, d).
+
+    ``lr`` is γ, or γ_0, γ_1, ..., one for each round.
+    """
+    steps = np.broadcast_to(np.asarray(lr, float), (rounds,))
     rng = np.random.default_rng(seed)
     draw = draw or (lambda _round: _cohorts(rng, runs, setting))
     w = np.tile(np.asarray(start, float), (runs, 1))
     velocity = np.zeros_like(w)
     models = [w]
-    for round_ in range(rounds):
+    for round_, step_size in enumerate(steps.tolist()):
         clients = draw(round_)
-        moved = w[:, None] - _local(problem, setting, lr, w, clients, rng)
+        moved = w[:, None] - _local(problem, setting, step_size, w, clients, rng)
         step = setting.server_lr * np.einsum("rm,rmd->rd", problem.weights[clients], moved)
         velocity = setting.momentum * velocity - step
         w = w + setting.momentum * velocity - step

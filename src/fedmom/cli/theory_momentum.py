@@ -1,0 +1,199 @@
+"""`fedmom theory momentum`: when FedMom is ahead of FedAvg, in general and on a task."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedmom.cli.options import FOLDER, setting_option
+from fedmom.cli.output import OUT
+from fedmom.cli.theory_tables import plain_table
+from fedmom.core.progress import bars
+from fedmom.experiments import build, settings
+from fedmom.experiments.build import Experiment
+from fedmom.experiments.settings import kebab
+from fedmom.report import drawing
+from fedmom.report.charts import Figure
+from fedmom.theory.momentum_figure import figure
+from fedmom.theory.momentum_map import MomentumMap, best_momentum, momentum_map
+from fedmom.theory.prediction import CEILING, PER_ROUND, Prediction, map_of_task, predict, ticks
+from fedmom.theory.quadratic import Plan, random_clients
+from fedmom.theory.spectrum import Look
+
+TASK = (
+    *("model", "rounds", "clients_per_round", "batch_size", "local_steps", "local_epochs"),
+    *("batches", "lr", "server_lr", "weighting", "sampler", "average", "seed"),
+)
+HORIZONS = (50, 200, 1000, 3000)
+PANELS = ((30, 0.3), (3000, 0.3), (3000, 0.05))  # condition number, spread of optima and noise
+LOCAL = (
+    "This is a prediction from quadratics: curvatures, noise and differences of clients are those"
+    " near the model looked at, and a net's change on the way. Trust who is ahead more than by how"
+    " much. docs/momentum.md tells what was found."
+)
+
+
+def _task_options(command: Any) -> Any:
+    for name in reversed(TASK):
+        command = setting_option(name)(command)
+    return command
+
+
+@click.command(name="momentum")
+@click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
+@_task_options
+@click.option(
+    "--momentum",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="FedMom's β.",
+)
+@click.option(
+    "--short-run",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Rounds of FedAvg from each of the two models looked at.",
+)
+@click.option(
+    "--short-lr",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Constant γ of the short run [default: the first γ of --lr].",
+)
+@click.option(
+    "--lowest-loss", type=float, default=0.0, show_default=True, help="f_inf of your task."
+)
+@click.option("--clients", default=Look.clients, show_default=True, help="Clients looked at.")
+@click.option("--no-map", is_flag=True, help="Print the prediction only.")
+@click.option("--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures.")
+def momentum_(data: str | None, momentum: float, no_map: bool, out: Path, **options: Any) -> None:
+    """Predict whether FedMom beats FedAvg, each at its own best γ, and draw the map.
+
+    On quadratic clients the expected loss after T rounds is computed exactly, for every γ. Your
+    task enters with its curvatures, noise and differences of clients, measured at its first model
+    and after a short run of FedAvg. --lr says whether γ is constant or decays along a cosine, and
+    gives the short run its γ; the best γ of each method is part of the prediction.
+
+    \b
+    fedmom theory momentum
+    fedmom theory momentum --data synthetic --lr 0.01 --rounds 200
+    fedmom theory momentum --data femnist_writers.npz --model lenet5 --local-epochs 1 \\
+        --clients-per-round 10 --weighting cohort --lr cosine:start=0.03,rounds=200 --rounds 200
+    """
+    if data is None:
+        picture = None if no_map else _general(momentum)
+    else:
+        picture = _of_task(data, momentum, options, draw=not no_map)
+    if picture is not None:
+        OUT.print(picture.note)
+        for path in drawing.save(picture, out):
+            OUT.print(f"Figure: {path}")
+
+
+def _general(beta: float) -> Figure:
+    """Draw the map of random populations, and print it."""
+    panels: list[tuple[str, MomentumMap]] = []
+    with bars(OUT) as bar:
+        task = bar.add_task("map", total=len(PANELS) * len(PER_ROUND))
+        for condition, spread in PANELS:
+            clients = random_clients(condition=condition, spread=spread, noise=spread)
+            cases = [(str(m), clients, Plan(per_round=m, steps=10)) for m in PER_ROUND]
+            found = momentum_map(cases, HORIZONS, momentum=beta, tick=lambda: bar.advance(task))
+            panels.append((f"condition {condition:,}, spread {spread}", found))
+    view = plain_table(
+        f"FedAvg's expected excess loss over FedMom's: K = 200, H = 10, β = {beta:g}, population"
+        " weights, constant γ",
+        "condition, spread = noise",
+    )
+    view.add_column("M", justify="right")
+    for t in HORIZONS:
+        view.add_column(f"T = {t:,}", justify="right", no_wrap=True)
+    for (condition, spread), (_, found) in zip(PANELS, panels, strict=True):
+        for name, row in zip(found.rows, found.ratios, strict=True):
+            view.add_row(f"{condition:,}, {spread}", name, *(f"{ratio:.2f}" for ratio in row))
+    OUT.print(view)
+    return figure(panels)
+
+
+def _of_task(data: str, beta: float, options: dict[str, Any], *, draw: bool) -> Figure | None:
+    look = Look(clients=options.pop("clients"))
+    short_run, short_lr, lowest = (
+        options.pop(name) for name in ("short_run", "short_lr", "lowest_loss")
+    )
+    given = {kebab(n): v for n, v in options.items() if v is not None}
+    experiment = build.prepare(settings.parse({**given, "data": data, "algorithm": "fedavg"}))
+    with bars(OUT) as bar:
+        task = bar.add_task("short run and spectra", total=ticks(short_run, look))
+        found = predict(
+            experiment,
+            short_run=short_run,
+            lr=short_lr,
+            momentum=beta,
+            lowest_loss=lowest,
+            look=look,
+            tick=lambda: bar.advance(task),
+        )
+    _print_measured(experiment, found)
+    _print_prediction(experiment, found)
+    OUT.print(LOCAL)
+    return _map(experiment, found[-1], beta) if draw else None
+
+
+def _print_measured(experiment: Experiment, found: list[Prediction]) -> None:
+    view = plain_table(f"Measured: {experiment.config.model} on {experiment.data.name}", "model")
+    for column in (
+        *("loss", "then", "|∇f|²", "G²", "σ²"),
+        *("steepest", "floor", "spread"),
+    ):
+        view.add_column(column, justify="right", no_wrap=True)
+    for each in found:
+        spectrum = each.spectrum
+        energies = (spectrum.gradient, spectrum.difference, spectrum.noise)
+        numbers = (
+            *(each.run.first, each.run.last, *(float(e.energy.sum()) for e in energies)),
+            *(each.matched.steepest, each.matched.floor, spectrum.sharpness_spread),
+        )
+        view.add_row(f"of round {each.round_}", *(f"{number:.3g}" for number in numbers))
+    OUT.print(view)
+    OUT.print(
+        "then: the loss after the short run. steepest, floor: the largest curvature seen and the"
+        " smallest matched. spread: of the clients' steepest curvature, relative."
+    )
+
+
+def _print_prediction(experiment: Experiment, found: list[Prediction]) -> None:
+    config = experiment.config
+    rounds = config.rounds
+    view = plain_table(
+        f"Predicted best γ and excess loss after T = {rounds:,} rounds:"
+        f" M = {config.clients_per_round}, {config.weighting} weights, sampler {config.sampler},"
+        f" lr {config.lr}",
+        "model",
+    )
+    for column in ("FedAvg:\nγ", "loss", "FedMom:\nγ", "loss", "ratio", "best\nβ"):
+        view.add_column(column, justify="right", no_wrap=True)
+    view.add_column("so", no_wrap=True)
+    for each in found:
+        duel = each.duel
+        pairs = [f"{x:.3g}" for best in (duel.fedavg, duel.fedmom) for x in (best.lr, best.loss)]
+        beta = best_momentum(
+            each.matched.clients, each.matched.plan, rounds, ceiling=CEILING
+        ).momentum
+        row = (*pairs, f"{duel.ratio:.2f}", f"{beta:g}", duel.verdict)
+        view.add_row(f"of round {each.round_}", *row)
+    OUT.print(view)
+
+
+def _map(experiment: Experiment, last: Prediction, beta: float) -> Figure:
+    with bars(OUT) as bar:
+        task = bar.add_task("map", total=len(PER_ROUND) + 1)
+        found, place = map_of_task(
+            last.matched,
+            experiment.config.rounds,
+            momentum=beta,
+            tick=lambda: bar.advance(task),
+        )
+    config = experiment.config
+    name = f"{config.model} on {experiment.data.name}, {config.weighting} weights"
+    return figure([(name, found)], task=place)

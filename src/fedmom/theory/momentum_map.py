@@ -1,0 +1,217 @@
+"""When does momentum win? FedAvg and FedMom on quadratic clients, each at its own best γ.
+
+The best γ is found in the same way for both: a grid with four γ to a factor of ten, then two finer
+ones around the best. All γ of a grid go through the rounds together, which one search after
+another for the least (a golden section) could not do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmom.core.errors import FedMomError
+from fedmom.theory.constants import Array
+from fedmom.theory.moments import CEILING, Recursion
+from fedmom.theory.quadratic import Plan, QuadraticClients
+
+PER_DECADE = 4
+FINER = 8  # γ of a finer grid
+TIMES = 2  # finer grids
+DRAW = 1.1  # losses closer than this factor are a draw
+MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Best:
+    """A method at its best γ: γ (γ_0 where it decays) and the expected excess loss after T."""
+
+    lr: float
+    loss: float
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Duel:
+    """FedAvg and FedMom after T rounds, each at its own best γ."""
+
+    rounds: int
+    fedavg: Best
+    fedmom: Best
+
+    @property
+    def ratio(self) -> float:
+        """FedAvg's expected excess loss over FedMom's: above 1, FedMom is ahead."""
+        return self.fedavg.loss / self.fedmom.loss
+
+    @property
+    def verdict(self) -> str:
+        """Who is ahead, in words; less than 10 % is a draw."""
+        if self.ratio > DRAW:
+            return f"FedMom ahead by {self.ratio:.2f}"
+        if self.ratio < 1 / DRAW:
+            return f"FedAvg ahead by {1 / self.ratio:.2f}"
+        return "a draw"
+
+
+def best_lr(clients: QuadraticClients, plan: Plan, rounds: int, *, momentum: float = 0.0) -> Best:
+    """Return the γ with the least expected excess loss after T rounds.
+
+    Args:
+        clients: The population.
+        plan: How it is trained.
+        rounds: T.
+        momentum: β; 0 is FedAvg.
+
+    Returns:
+        γ, to about 3 %, and the loss there.
+
+    Examples:
+        >>> from fedmom.theory.quadratic import random_clients
+        >>> best = best_lr(random_clients(clients=20, dimension=3), Plan(per_round=2), rounds=50)
+        >>> 0.01 < best.lr < 2
+        True
+    """
+    return _search(Recursion(clients, plan), [rounds], [momentum])[0][0]
+
+
+def duels(
+    clients: QuadraticClients,
+    plan: Plan,
+    rounds: Sequence[int],
+    *,
+    momentum: float = 0.9,
+    ceiling: float = CEILING,
+) -> list[Duel]:
+    """Compare FedAvg and FedMom at each method's best γ, for every horizon T.
+
+    Args:
+        clients: The population.
+        plan: How it is trained.
+        rounds: The horizons; each has best γ of its own.
+        momentum: FedMom's β.
+        ceiling: A γ at which the loss rises above so many times the first does not count.
+
+    Returns:
+        One comparison for every horizon.
+
+    Examples:
+        >>> from fedmom.theory.quadratic import random_clients
+        >>> alike = random_clients(clients=20, dimension=9, condition=1000, spread=0.0, noise=0.0)
+        >>> duels(alike, Plan(per_round=20), [100])[0].ratio > 2  # only conditioning is in the way
+        True
+    """
+    found = _search(Recursion(clients, plan, ceiling=ceiling), rounds, [0.0, momentum])
+    return [Duel(t, *pair) for t, pair in zip(rounds, found, strict=True)]
+
+
+def best_momentum(
+    clients: QuadraticClients, plan: Plan, rounds: int, *, ceiling: float = CEILING
+) -> Best:
+    """Return the β of 0, 0.5, 0.8, 0.9, 0.95 and 0.99 that is best at its own best γ.
+
+    Args:
+        clients: The population.
+        plan: How it is trained.
+        rounds: T.
+        ceiling: As for ``duels``.
+
+    Returns:
+        β, with its γ and loss.
+
+    Examples:
+        >>> from fedmom.theory.quadratic import random_clients
+        >>> alike = random_clients(clients=9, dimension=9, condition=1000, spread=0.0, noise=0.0)
+        >>> best_momentum(alike, Plan(per_round=9), 200).momentum >= 0.9
+        True
+    """
+    (found,) = _search(Recursion(clients, plan, ceiling=ceiling), [rounds], MOMENTA)
+    return min(found, key=lambda best: best.loss)
+
+
+@dataclass(frozen=True)
+class MomentumMap:
+    """Comparisons over a table: ``rows`` of one quantity, and the horizons T as columns."""
+
+    rows: Sequence[str]
+    rounds: Sequence[int]
+    duels: Sequence[Sequence[Duel]]
+
+    @property
+    def ratios(self) -> Array:
+        """FedAvg's loss over FedMom's, row by row."""
+        return np.array([[duel.ratio for duel in row] for row in self.duels])
+
+
+def momentum_map(
+    cases: Sequence[tuple[str, QuadraticClients, Plan]],
+    rounds: Sequence[int],
+    *,
+    momentum: float = 0.9,
+    ceiling: float = CEILING,
+    tick: Tick = lambda: None,
+) -> MomentumMap:
+    """Compare the two methods for every case and every horizon.
+
+    Args:
+        cases: A name, a population and a plan for every row.
+        rounds: The horizons, for the columns.
+        momentum: FedMom's β.
+        ceiling: As for ``duels``.
+        tick: Called after every row.
+
+    Returns:
+        The table.
+
+    Examples:
+        >>> from fedmom.theory.quadratic import random_clients
+        >>> population = random_clients(clients=20, dimension=3)
+        >>> cases = [(f"M={m}", population, Plan(per_round=m)) for m in (1, 20)]
+        >>> momentum_map(cases, [10, 100]).ratios.shape
+        (2, 2)
+    """
+    rows = []
+    for _, clients, plan in cases:
+        rows.append(duels(clients, plan, rounds, momentum=momentum, ceiling=ceiling))
+        tick()
+    return MomentumMap([name for name, *_ in cases], list(rounds), rows)
+
+
+def _search(
+    recursion: Recursion, rounds: Sequence[int], momenta: Sequence[float]
+) -> list[list[Best]]:
+    """Return the best γ of every horizon and β."""
+    if min(rounds) < 1:
+        raise FedMomError(f"rounds {min(rounds)} is not 1 or more.")
+    pairs = [(t, beta) for t in rounds for beta in momenta]
+    grid = _grid(recursion, max(rounds))
+    found = _least(recursion, pairs, np.tile(grid, (len(pairs), 1)))
+    width = 10 ** (1 / PER_DECADE)
+    for _ in range(TIMES):
+        around = np.geomspace(1 / width, width, FINER)
+        finer = _least(recursion, pairs, np.outer([best.lr for best in found], around))
+        found = [min(two, key=lambda b: b.loss) for two in zip(found, finer, strict=True)]
+        width = width ** (2 / (FINER - 1))
+    return [found[i : i + len(momenta)] for i in range(0, len(found), len(momenta))]
+
+
+def _least(recursion: Recursion, pairs: Sequence[tuple[int, float]], lrs: Array) -> list[Best]:
+    """Return the best of its own γ for every pair of a horizon and a β."""
+    rounds, momenta = (np.repeat(each, lrs.shape[1]) for each in zip(*pairs, strict=True))
+    losses = recursion.after(lrs.ravel(), rounds, momentum=momenta).reshape(lrs.shape)
+    places = np.argmin(losses, axis=1)
+    return [
+        Best(float(lrs[i, place]), float(losses[i, place]), beta)
+        for i, (place, (_, beta)) in enumerate(zip(places, pairs, strict=True))
+    ]
+
+
+def _grid(recursion: Recursion, rounds: int) -> Array:
+    """Return γ from where a run hardly moves to where local steps diverge."""
+    steepest = float(np.max(recursion.clients.curvature))
+    top = 4 / steepest
+    steps = float(np.mean(recursion.plan.steps))
+    bottom = 1e-2 / (steepest * steps * np.sqrt(rounds))
+    count = int(np.ceil(PER_DECADE * np.log10(top / bottom))) + 1
+    return top * 10.0 ** (-np.arange(count)[::-1] / PER_DECADE)
