@@ -16,14 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
-from fedmom.data import leaf_sampling, load, statistics
+from fedmom.data import checksums, leaf_sampling, load, statistics
 from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.cache import cached
+from fedmom.data.checksums import check_store, remember
 from fedmom.data.federated import Features
+from fedmom.data.manifest import read_manifest
+from fedmom.data.packer import Packer
 from fedmom.data.partition import repartition
 from fedmom.data.save import save_store
 from fedmom.data.sources.shakespeare import from_texts
-from fedmom.data.store import Packer, check_store, open_store, read_manifest
+from fedmom.data.store import open_store
 from fedmom.models import build
 from tests.conftest import population
 
@@ -160,7 +163,7 @@ import sys, time
 import numpy as np
 from pathlib import Path
 from fedmom.data.federated import Features
-from fedmom.data.store import Packer
+from fedmom.data.packer import Packer
 with Packer(Path(sys.argv[1]), name="t", features=Features("image", (4, 4), 10),
             columns={"x": ("uint8", (4, 4)), "y": ("uint8", ())}, source={}) as pack:
     for k in range(10**9):
@@ -208,7 +211,7 @@ def test_a_store_of_pictures_is_one_of_images(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["kind"] == "image"
     (folder / "manifest.json").write_text(json.dumps({**manifest, "kind": "picture"}))
-    assert open_store(folder).features.kind == read_manifest(folder)["kind"] == "image"
+    assert open_store(folder).features.kind == read_manifest(folder).kind == "image"
 
 
 def test_a_store_cannot_be_changed_through_its_arrays(tmp_path):
@@ -227,7 +230,7 @@ def test_another_format_is_refused(tmp_path):
     folder = one_client_store(tmp_path / "s")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(FedMomError, match="store of format 99"):
+    with pytest.raises(FedMomError, match="of format 99, and this version reads 1"):
         open_store(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(FedMomError, match="not a packed store"):
@@ -273,8 +276,111 @@ def test_opening_does_not_read_the_data(tmp_path):
         manifest["arrays"][name]["shape"][0] = rows
         os.truncate(folder / f"{name}.bin", rows * width)
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    remember(folder)  # as if its checksums had been compared
     data = open_store(folder)
     assert data.arrays["x"].nbytes == 16 * rows
     placed = place(data.arrays)  # shared with JAX, not copied: it would not fit in memory
     x, y = read_rows(placed, jnp.array([1, 2]))
     assert (float(x.sum()), y.tolist()) == (pytest.approx(2 * 16 / 255), [1, 2])
+
+
+def of_array(name, **values):
+    return lambda m: m["arrays"][name].update(values)
+
+
+MANIFESTS = {
+    "an array of objects": of_array("x", dtype="|O"),
+    "big-endian numbers": of_array("x", dtype=">f4"),
+    "a record": of_array("x", dtype=[["a", "<f4"]]),
+    "a negative length": of_array("x", shape=[-3, 4, 4]),
+    "an absurd length": of_array("x", shape=[2**80, 4, 4]),
+    "a fraction": of_array("x", shape=[2.5, 4, 4]),
+    "no shape": of_array("x", shape=None),
+    "rows of another shape": of_array("x", shape=[3, 8, 2]),
+    "labels in a square": of_array("y", shape=[3, 1]),
+    "labels as floats": of_array("y", dtype="<f4"),
+    "a short table": of_array("users_end", dtype="<i4", shape=[2]),
+    "no checksum": lambda m: m["arrays"]["x"].pop("sha256"),
+    "an array too many": lambda m: m["arrays"].update({"../x": m["arrays"]["x"]}),
+    "an array too few": lambda m: m["arrays"].pop("y"),
+    "no arrays": lambda m: m.update(arrays=[]),
+    "another kind": lambda m: m.update(kind="sound"),
+    "a kind that is a list": lambda m: m.update(kind=[]),
+    "no classes": lambda m: m.pop("classes"),
+    "classes as a text": lambda m: m.update(classes="10"),
+    "no clients": lambda m: m.update(training_clients=0),
+    "more clients than there are": lambda m: m.update(training_clients=9),
+    "no source": lambda m: m.pop("source"),
+    "no format": lambda m: m.pop("format"),
+}
+
+
+@pytest.mark.parametrize("change", MANIFESTS.values(), ids=MANIFESTS)
+def test_a_manifest_is_not_believed(tmp_path, change):
+    folder = one_client_store(tmp_path / "s")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for look in (open_store, check_store):
+        with pytest.raises(FedMomError, match="is not a packed store: "):
+            look(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"5", b"null", b'"x"', b"{" * 5000])
+def test_a_manifest_that_is_none_is_a_sentence(tmp_path, content):
+    folder = one_client_store(tmp_path / "s")
+    (folder / "manifest.json").write_bytes(content)
+    with pytest.raises(FedMomError, match="is not a packed store: "):
+        open_store(folder)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("start", "size"),
+    [(0, 4), (3, 1), (-1, 1), (0, -1), (2**62, 2**62), (-(2**63), 2), (1, 2**63 - 1)],
+)
+def test_samples_outside_the_arrays_are_refused(tmp_path, split, start, size):
+    """They would be those of other clients, or of nobody."""
+    folder = one_client_store(tmp_path / "s")  # three samples
+    for name, value in (("start", start), ("size", size)):
+        (folder / f"{split}_{name}.bin").write_bytes(np.array([value]).tobytes())
+    with pytest.raises(FedMomError, match=f"client 0 has {size} {split} samples from position"):
+        open_store(folder)
+
+
+def test_windows_of_text_end_within_it(tmp_path):
+    data = texts(lengths=(1500,))
+    folder = tmp_path / "s"
+    save_store(data, folder, {})
+    open_store(folder)
+    first = int(np.fromfile(folder / "train_start.bin", np.int64)[0])
+    room = data.arrays["text"].size - data.features.shape[0] - first
+    (folder / "train_size.bin").write_bytes(np.array([room + 1]).tobytes())
+    with pytest.raises(FedMomError, match="train samples from position"):
+        open_store(folder)
+
+
+def test_names_that_are_out_of_order_are_refused(tmp_path):
+    folder = one_client_store(tmp_path / "s")
+    (folder / "users_end.bin").write_bytes(np.array([99]).tobytes())
+    with pytest.raises(FedMomError, match="users_end is not in order"):
+        open_store(folder)
+
+
+def test_checksums_are_compared_on_the_first_use_and_after_a_change(tmp_path, monkeypatch):
+    folder = one_client_store(tmp_path / "s")
+    compared = []
+    real = checksums.check_store
+    monkeypatch.setattr(checksums, "check_store", lambda f: compared.append(f) or real(f))
+    open_store(folder)
+    assert compared == []  # they were made here
+    there = folder.rename(tmp_path / "elsewhere")
+    open_store(there)
+    open_store(there)
+    assert compared == [there]
+    content = bytearray((there / "x.bin").read_bytes())
+    content[0] ^= 1
+    (there / "x.bin").write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(FedMomError, match=r"x.bin has changed since it was packed"):
+            open_store(there)

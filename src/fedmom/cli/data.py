@@ -28,8 +28,9 @@ def list_() -> None:
     from rich.table import Table
 
     from fedmom import data as datasets
+    from fedmom.data.manifest import read_manifest
     from fedmom.data.partition import PARTITIONS
-    from fedmom.data.store import is_store, read_manifest
+    from fedmom.data.store import is_store
 
     view = Table(box=None, pad_edge=False)
     for column in ("", "--data", "what it is"):
@@ -41,7 +42,7 @@ def list_() -> None:
     for folder in sorted(cache_folder().glob("[!.]*")):
         if is_store(folder):
             manifest = read_manifest(folder)
-            clients = f"{manifest['name']}, {manifest['training_clients']:,} clients"
+            clients = f"{manifest.name}, {manifest.training_clients:,} clients"
             view.add_row("prepared", folder.name, clients)
     for spec, about in PARTITIONS.described():
         view.add_row("partition", spec, about)
@@ -98,7 +99,8 @@ def check(source: str) -> None:
     """Read a whole dataset and tell whether it is sound."""
     from fedmom import data as datasets
     from fedmom.data import statistics
-    from fedmom.data.store import check_store, is_store
+    from fedmom.data.checksums import check_store
+    from fedmom.data.store import is_store
 
     place = datasets.locate(source)
     faults = check_store(place) if isinstance(place, Path) and is_store(place) else []

@@ -8,7 +8,8 @@ from typing import Any
 
 from fedmom.core.files import cache_folder
 from fedmom.data.federated import FederatedData
-from fedmom.data.store import FORMAT, is_store, open_store
+from fedmom.data.manifest import FORMAT
+from fedmom.data.store import is_store, open_store
 
 
 def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedData:

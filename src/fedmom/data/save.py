@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.data.federated import FederatedData, Split
-from fedmom.data.store import Packer
+from fedmom.data.packer import Packer
 
 Ranges = list[tuple[int, int]]
 ClientRows = tuple[dict[str, NDArray[Any]], Ranges]

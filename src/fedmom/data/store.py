@@ -9,11 +9,6 @@ streaming one client after another, and appears under its name only when it is w
     users.bin, users_end.bin                     names in UTF-8, and where each one ends
 """
 
-import hashlib
-import json
-import os
-import shutil
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -22,148 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.checksums import verify_once
 from fedmom.data.federated import Features, FederatedData, Split
-
-FORMAT = 1
-EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
-TABLES = ("train_start", "train_size", "test_start", "test_size", "users_end")
-
-
-class Packer:
-    """Writes a new store. Use it in a ``with``: an error or a kill leaves nothing behind.
-
-    ``columns`` gives the type and the shape of one row of each array, such as
-    ``{"x": ("uint8", (28, 28)), "y": ("uint8", ())}`` for images, or
-    ``{"text": ("uint8", ())}`` for text, with ``"at": ("int32", ())`` after it where a
-    client's windows do not lie side by side.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str,
-        features: Features,
-        columns: Mapping[str, tuple[str, tuple[int, ...]]],
-        source: Mapping[str, Any],
-    ) -> None:
-        self._folder, self._name, self._features = folder, name, features
-        self._source = dict(source)
-        self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
-        self._rows = dict.fromkeys(columns, 0)
-        self._trained = 0
-        self._tables = {n: array("q") for n in TABLES}  # 8 bytes a client, for millions of them
-
-    def __enter__(self) -> "Packer":
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(self._folder)
-        self._working = self._folder.parent / f".{self._folder.name}.packing-{os.getpid()}"
-        self._working.mkdir()
-        self._files = {n: _Hashed(self._working / f"{n}.bin") for n in (*self._columns, "users")}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            for file in self._files.values():
-                file.close()
-            shutil.rmtree(self._working, ignore_errors=True)
-
-    def add(
-        self,
-        user: str,
-        arrays: Mapping[str, NDArray[Any]],
-        *,
-        train: tuple[int, int],
-        test: tuple[int, int],
-    ) -> None:
-        """Add a client: its rows, and (first, count) of its train and test samples in them.
-
-        Samples count positions in the last column: rows of x and y, symbols of text, or
-        entries of ``at``, whose values count from the client's own first symbol.
-        """
-        if train[1] < 1:
-            raise FedMomError(f"{self._name}: client {user!r} has no training samples.")
-        if self._trained < len(self._tables["users_end"]):
-            raise FedMomError(f"{self._name}: clients for testing only come last.")
-        self._trained += 1
-        self._add(user, arrays, train, test)
-
-    def add_test_only(
-        self, user: str, arrays: Mapping[str, NDArray[Any]], test: tuple[int, int]
-    ) -> None:
-        """Add a client that is never trained on (LEAF's -t user), after all that are."""
-        self._add(user, arrays, (0, 0), test)
-
-    def _add(
-        self,
-        user: str,
-        arrays: Mapping[str, NDArray[Any]],
-        train: tuple[int, int],
-        test: tuple[int, int],
-    ) -> None:
-        base = list(self._rows.values())[-1]
-        for name, (dtype, shape) in self._columns.items():
-            values = np.asarray(arrays[name])
-            if values.shape[1:] != shape:
-                raise FedMomError(
-                    f"{self._name}: client {user!r} has {name} of shape {values.shape[1:]},"
-                    f" not {shape}."
-                )
-            if name == "at":
-                values = values.astype(np.int64) + (self._rows["text"] - len(arrays["text"]))
-            self._files[name].write(_exactly(values, dtype, f"{self._name}: {user!r}").tobytes())
-            self._rows[name] += len(values)
-        self._files["users"].write(user.encode())
-        entries = (base + train[0], train[1], base + test[0], test[1], self._files["users"].size)
-        for table, entry in zip(TABLES, entries, strict=True):
-            self._tables[table].append(entry)
-
-    def _finish(self) -> None:
-        """Write tables and manifest, then give the directory its name."""
-        if not self._trained:
-            raise FedMomError(f"{self._name} has no clients.")
-        for table, entries in self._tables.items():
-            file = self._files[table] = _Hashed(self._working / f"{table}.bin")
-            file.write(entries.tobytes())
-        columns = {
-            **{n: [d.str, [self._rows[n], *s]] for n, (d, s) in self._columns.items()},
-            **{n: ["<i8", [len(e)]] for n, e in self._tables.items()},
-            "users": ["|u1", [self._files["users"].size]],
-        }
-        manifest = {
-            "format": FORMAT,
-            "name": self._name,
-            "kind": self._features.kind,
-            "shape": list(self._features.shape),
-            "classes": self._features.classes,
-            "training_clients": self._trained,
-            "source": self._source,
-            "arrays": {
-                n: {"dtype": d, "shape": s, "sha256": self._files[n].close()}
-                for n, (d, s) in columns.items()
-            },
-        }
-        (self._working / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        _publish(self._working, self._folder)
+from fedmom.data.manifest import Array, Manifest, read_manifest
 
 
 def open_store(folder: Path) -> FederatedData:
-    """Map a store into memory."""
+    """Map a store into memory. Its tables are checked now, its checksums on its first use."""
     manifest = read_manifest(folder)
-    arrays = {n: _mapped(folder, n, entry) for n, entry in manifest["arrays"].items()}
+    arrays = {n: _mapped(folder, n, entry) for n, entry in manifest.arrays.items()}
+    _check_tables(folder, manifest, arrays)
+    verify_once(folder)
     ends, characters = arrays.pop("users_end"), arrays.pop("users")
-    trained = manifest["training_clients"]
+    trained = manifest.training_clients
     others = trained < len(ends)  # clients that are only tested come after the trained ones
     tested = slice(trained, None) if others else slice(None)
     train = Split(arrays.pop("train_start")[:trained], arrays.pop("train_size")[:trained])
     test = Split(arrays.pop("test_start")[tested], arrays.pop("test_size")[tested])
     return FederatedData(
-        name=manifest["name"],
+        name=manifest.name,
         users=Names(characters, ends[:trained]),
-        features=Features(manifest["kind"], tuple(manifest["shape"]), manifest["classes"]),
+        features=Features(manifest.kind, manifest.shape, manifest.classes),
         arrays=arrays,
         train=train,
         test=test,
@@ -171,33 +45,27 @@ def open_store(folder: Path) -> FederatedData:
     )
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a store of this format; refuse anything else."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        if manifest["format"] != FORMAT:
+def _check_tables(folder: Path, manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse clients whose samples lie outside the arrays: they would be trained on others'."""
+    if "at" in arrays:
+        room = len(arrays["at"])
+    elif manifest.kind == "text":
+        room = max(0, len(arrays["text"]) - manifest.shape[0])  # places where a window may begin
+    else:
+        room = len(arrays["y"])
+    for split in ("train", "test"):
+        start, size = arrays[f"{split}_start"], arrays[f"{split}_size"]
+        # Not start + size, which may be too large for a number.
+        wrong = (size < 0) | ((size > 0) & ((start < 0) | (start > room) | (size > room - start)))
+        if wrong.any():
+            client = int(np.argmax(wrong))
             raise FedMomError(
-                f"{folder} is a store of format {manifest['format']}; this version reads"
-                f" {FORMAT}. Prepare it again."
+                f"{folder}: client {client} has {size[client]} {split} samples from position"
+                f" {start[client]} on, but there are {room}. Prepare it again."
             )
-        manifest["kind"] = EARLIER_KINDS.get(manifest["kind"], manifest["kind"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise FedMomError(f"{folder} is not a packed store ({error}).") from None
-    return dict(manifest)
-
-
-def check_store(folder: Path) -> list[str]:
-    """Compare a store's files with their checksums; return a sentence for each fault."""
-    faults = []
-    for name, entry in read_manifest(folder)["arrays"].items():
-        try:
-            with (folder / f"{name}.bin").open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != entry["sha256"]:
-                faults.append(f"{name}.bin has changed since it was packed. Prepare it again.")
-        except OSError as error:
-            faults.append(f"{name}.bin cannot be read: {error.strerror}.")
-    return faults
+    ends = arrays["users_end"]
+    if (np.diff(ends, prepend=0) < 0).any() or ends[-1] > len(arrays["users"]):
+        raise FedMomError(f"{folder}: users_end is not in order. Prepare it again.")
 
 
 def is_store(path: Path) -> bool:
@@ -225,75 +93,18 @@ class Names(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         first = int(self._ends[index - 1]) if index else self._first
-        return self._characters[first : int(self._ends[index])].tobytes().decode()
+        return self._characters[first : int(self._ends[index])].tobytes().decode(errors="replace")
 
 
-class _Hashed:
-    """A file that knows its size and checksum as it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    def write(self, content: bytes) -> None:
-        self._file.write(content)
-        self._hash.update(content)
-        self.size += len(content)
-
-    def close(self) -> str:
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-        return self._hash.hexdigest()
-
-
-def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
-    """Change the type of whole numbers; one that does not fit is refused, not wrapped."""
-    changed = values.astype(dtype)
-    if changed.dtype != values.dtype and dtype.kind in "iu" and (changed != values).any():
-        raise FedMomError(f"{whose} has values that do not fit {dtype}.")
-    return changed
-
-
-def _mapped(folder: Path, name: str, entry: Mapping[str, Any]) -> NDArray[Any]:
-    path, dtype, shape = folder / f"{name}.bin", np.dtype(entry["dtype"]), tuple(entry["shape"])
-    expected = int(np.prod(shape)) * dtype.itemsize
+def _mapped(folder: Path, name: str, entry: Array) -> NDArray[Any]:
+    path = folder / f"{name}.bin"
     try:
-        if path.stat().st_size != expected:
+        if path.stat().st_size != entry.bytes:
             raise FedMomError(
-                f"{path} has {path.stat().st_size} bytes, not {expected}. Prepare it again."
+                f"{path} has {path.stat().st_size} bytes, not {entry.bytes}. Prepare it again."
             )
-        if not expected:
-            return np.empty(shape, dtype)
-        return np.asarray(np.memmap(path, dtype, mode="r", shape=shape))
+        if not entry.bytes:
+            return np.empty(entry.shape, entry.dtype)
+        return np.asarray(np.memmap(path, entry.dtype, mode="r", shape=entry.shape))
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _publish(working: Path, folder: Path) -> None:
-    """Rename into place; a store that is there already is replaced."""
-    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
-    if folder.exists():
-        folder.rename(old)
-    working.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what packings of this store left behind when they were killed."""
-    for left in folder.parent.glob(f".{folder.name}.packing-*"):
-        process = int(left.name.rpartition("-")[2])
-        if process == os.getpid() or not _alive(process):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

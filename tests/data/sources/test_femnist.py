@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.checksums import check_store
+from fedmom.data.manifest import read_manifest
 from fedmom.data.sources import femnist
-from fedmom.data.store import check_store, open_store, read_manifest
+from fedmom.data.store import open_store
 from tests.conftest import SHARED
 from tests.data.test_download import running
 
@@ -178,7 +180,7 @@ def test_negative_seed_is_refused(built, tmp_path):
 
 def test_manifest_records_the_archives(built, tmp_path):
     femnist.pack(tmp_path / "store", built.by_class, built.by_write, seed=3)
-    source = read_manifest(tmp_path / "store")["source"]
+    source = read_manifest(tmp_path / "store").source
     assert source["seed"] == 3
     for name in ("by_class", "by_write"):
         content = getattr(built, name).read_bytes()

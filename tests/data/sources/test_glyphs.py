@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.batches import place, reader
+from fedmom.data.checksums import check_store
+from fedmom.data.manifest import read_manifest
 from fedmom.data.sources.glyphs import CHARACTERS, EXPECTED, FONTS, _type, glyphs
-from fedmom.data.store import check_store, read_manifest
 from fedmom.models import build
 
 
@@ -54,8 +55,8 @@ def test_everything_is_called_synthetic(data, cache):
     assert data.users[0] == "synthetic-0001"
     assert len(set(data.users)) == 40
     assert "ynthetic" in glyphs.__doc__.splitlines()[0]
-    for folder in cache.iterdir():
-        assert "synthetic" in read_manifest(folder)["source"]["kind"]
+    for folder in cache.glob("glyphs-*"):
+        assert "synthetic" in read_manifest(folder).source["kind"]
 
 
 def test_every_row_belongs_to_one_writer_and_a_tenth_is_for_testing(data):
@@ -142,7 +143,7 @@ def test_the_same_seed_draws_the_same_bytes_again(tmp_path, monkeypatch):
     first = glyphs(writers=5, samples=30, seed=7)
     monkeypatch.setenv("FEDMOM_CACHE", str(tmp_path))
     again = glyphs(writers=5, samples=30, seed=7)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("glyphs-*"))) == 1
     for name, array in first.arrays.items():
         np.testing.assert_array_equal(array, again.arrays[name])
 
@@ -162,7 +163,7 @@ def test_a_second_call_opens_what_the_first_one_packed(data, cache):
     again = glyphs(writers=40, samples=200)
     assert packed() == before
     assert list(again.users) == list(data.users)
-    for folder in cache.iterdir():
+    for folder in cache.glob("glyphs-*"):
         assert check_store(folder) == []
 
 

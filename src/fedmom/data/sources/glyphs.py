@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.cache import cached
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.store import Packer
+from fedmom.data.packer import Packer
 
 GENERATOR = 1  # counts changes in what is drawn, so that no cache hands out an older drawing
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # FEMNIST's order

@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
+from fedmom.data.packer import Packer
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
-from fedmom.data.store import Packer
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
+from fedmom.data.packer import Packer
 from fedmom.data.sources.leaf_json import IMAGE_CLASSES, NOTHING, Samples, read_shard, refusal
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
-from fedmom.data.store import Packer
 
 if TYPE_CHECKING:
     from rich.progress import Progress

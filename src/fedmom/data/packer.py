@@ -1,0 +1,196 @@
+"""Writing a packed store: one client after another, and under its name only when it is whole."""
+
+import hashlib
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.errors import FedMomError
+from fedmom.data.checksums import remember
+from fedmom.data.federated import Features
+from fedmom.data.manifest import FORMAT, TABLES
+
+
+class Packer:
+    """Writes a new store. Use it in a ``with``: an error or a kill leaves nothing behind.
+
+    ``columns`` gives the type and the shape of one row of each array, such as
+    ``{"x": ("uint8", (28, 28)), "y": ("uint8", ())}`` for images, or
+    ``{"text": ("uint8", ())}`` for text, with ``"at": ("int32", ())`` after it where a
+    client's windows do not lie side by side.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        features: Features,
+        columns: Mapping[str, tuple[str, tuple[int, ...]]],
+        source: Mapping[str, Any],
+    ) -> None:
+        self._folder, self._name, self._features = folder, name, features
+        self._source = dict(source)
+        self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
+        self._rows = dict.fromkeys(columns, 0)
+        self._trained = 0
+        self._tables = {n: array("q") for n in TABLES}  # 8 bytes a client, for millions of them
+
+    def __enter__(self) -> "Packer":
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(self._folder)
+        self._working = self._folder.parent / f".{self._folder.name}.packing-{os.getpid()}"
+        self._working.mkdir()
+        self._files = {n: _Hashed(self._working / f"{n}.bin") for n in (*self._columns, "users")}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            for file in self._files.values():
+                file.close()
+            shutil.rmtree(self._working, ignore_errors=True)
+
+    def add(
+        self,
+        user: str,
+        arrays: Mapping[str, NDArray[Any]],
+        *,
+        train: tuple[int, int],
+        test: tuple[int, int],
+    ) -> None:
+        """Add a client: its rows, and (first, count) of its train and test samples in them.
+
+        Samples count positions in the last column: rows of x and y, symbols of text, or
+        entries of ``at``, whose values count from the client's own first symbol.
+        """
+        if train[1] < 1:
+            raise FedMomError(f"{self._name}: client {user!r} has no training samples.")
+        if self._trained < len(self._tables["users_end"]):
+            raise FedMomError(f"{self._name}: clients for testing only come last.")
+        self._trained += 1
+        self._add(user, arrays, train, test)
+
+    def add_test_only(
+        self, user: str, arrays: Mapping[str, NDArray[Any]], test: tuple[int, int]
+    ) -> None:
+        """Add a client that is never trained on (LEAF's -t user), after all that are."""
+        self._add(user, arrays, (0, 0), test)
+
+    def _add(
+        self,
+        user: str,
+        arrays: Mapping[str, NDArray[Any]],
+        train: tuple[int, int],
+        test: tuple[int, int],
+    ) -> None:
+        base = list(self._rows.values())[-1]
+        for name, (dtype, shape) in self._columns.items():
+            values = np.asarray(arrays[name])
+            if values.shape[1:] != shape:
+                raise FedMomError(
+                    f"{self._name}: client {user!r} has {name} of shape {values.shape[1:]},"
+                    f" not {shape}."
+                )
+            if name == "at":
+                values = values.astype(np.int64) + (self._rows["text"] - len(arrays["text"]))
+            self._files[name].write(_exactly(values, dtype, f"{self._name}: {user!r}").tobytes())
+            self._rows[name] += len(values)
+        self._files["users"].write(user.encode())
+        entries = (base + train[0], train[1], base + test[0], test[1], self._files["users"].size)
+        for table, entry in zip(TABLES, entries, strict=True):
+            self._tables[table].append(entry)
+
+    def _finish(self) -> None:
+        """Write tables and manifest, then give the directory its name."""
+        if not self._trained:
+            raise FedMomError(f"{self._name} has no clients.")
+        for table, entries in self._tables.items():
+            file = self._files[table] = _Hashed(self._working / f"{table}.bin")
+            file.write(entries.tobytes())
+        columns = {
+            **{n: [d.str, [self._rows[n], *s]] for n, (d, s) in self._columns.items()},
+            **{n: ["<i8", [len(e)]] for n, e in self._tables.items()},
+            "users": ["|u1", [self._files["users"].size]],
+        }
+        manifest = {
+            "format": FORMAT,
+            "name": self._name,
+            "kind": self._features.kind,
+            "shape": list(self._features.shape),
+            "classes": self._features.classes,
+            "training_clients": self._trained,
+            "source": self._source,
+            "arrays": {
+                n: {"dtype": d, "shape": s, "sha256": self._files[n].close()}
+                for n, (d, s) in columns.items()
+            },
+        }
+        (self._working / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        _publish(self._working, self._folder)
+        remember(self._folder)
+
+
+class _Hashed:
+    """A file that knows its size and checksum as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._hash.update(content)
+        self.size += len(content)
+
+    def close(self) -> str:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return self._hash.hexdigest()
+
+
+def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
+    """Change the type of whole numbers; one that does not fit is refused, not wrapped."""
+    changed = values.astype(dtype)
+    if changed.dtype != values.dtype and dtype.kind in "iu" and (changed != values).any():
+        raise FedMomError(f"{whose} has values that do not fit {dtype}.")
+    return changed
+
+
+def _publish(working: Path, folder: Path) -> None:
+    """Rename into place; a store that is there already is replaced."""
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        folder.rename(old)
+    working.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what packings of this store left behind when they were killed."""
+    for left in folder.parent.glob(f".{folder.name}.packing-*"):
+        process = int(left.name.rpartition("-")[2])
+        if process == os.getpid() or not _alive(process):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
