@@ -93,6 +93,11 @@ def show(source: str, out: Path | None) -> None:
         OUT.print(f"Figure: {path}", markup=False)
 
 
+def _refuse(source: str, faults: list[str]) -> None:
+    if faults:
+        raise FedMomError(f"{source}: " + " ".join(faults))
+
+
 @data_commands.command()
 @SOURCE
 def check(source: str) -> None:
@@ -103,11 +108,10 @@ def check(source: str) -> None:
     from fedmom.data.store import is_store
 
     place = datasets.locate(source)
-    faults = check_store(place) if isinstance(place, Path) and is_store(place) else []
+    if isinstance(place, Path) and is_store(place):
+        _refuse(source, check_store(place))
     data = datasets.load(source)
-    faults += statistics.faults(data)
-    if faults:
-        raise FedMomError(f"{source}: " + " ".join(faults))
+    _refuse(source, statistics.faults(data))
     row = statistics.statistics(data)
     OUT.print(f"{data.name} is sound: {row.samples:,} samples of {row.clients:,} clients.")
 
