@@ -384,3 +384,9 @@ def test_checksums_are_compared_on_the_first_use_and_after_a_change(tmp_path, mo
     for _ in range(2):
         with pytest.raises(FedMomError, match=r"x.bin has changed since it was packed"):
             open_store(there)
+
+
+def test_labels_outside_the_classes_are_faults(tmp_path):
+    with packer(tmp_path / "s", features=Features("image", (4, 4), 2)) as pack:
+        pack.add("a", {"x": np.ones((3, 4, 4)), "y": np.arange(3)}, train=(0, 2), test=(2, 1))
+    assert "a label 2 is outside 0..1" in " ".join(statistics.faults(open_store(tmp_path / "s")))
