@@ -4,6 +4,7 @@ import lzma
 import math
 import os
 import sys
+import textwrap
 import tokenize
 import zipfile
 import zlib
@@ -51,7 +52,8 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     except FedMomError:
         raise
     except DAMAGE as error:
-        said = str(error) or type(error).__name__
+        # A library may put all of a file's bytes into its message.
+        said = textwrap.shorten(str(error) or type(error).__name__, 200)
         raise FedMomError(f"{path} is not a readable .npz file: {said.rstrip('.')}.") from None
 
 

@@ -1,0 +1,99 @@
+"""Datasets on disk, damaged at random: they load with right shapes, or give one sentence."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from fedmom.data import load, statistics
+from fedmom.data.checksums import check_store
+from fedmom.data.save import save_store
+from fedmom.data.sources.arrays import from_npz
+from fedmom.data.sources.shakespeare import from_texts
+from fedmom.data.store import open_store
+from tests.conftest import population
+from tests.hostile.mutation import contents, sentence, spoiled
+
+FEW, MANY = 60, 2500
+
+
+def npz(folder):
+    rng = np.random.default_rng(0)
+    path = folder / "own.npz"
+    np.savez_compressed(
+        path,
+        x=rng.normal(size=(40, 3)).astype(np.float32),
+        y=np.arange(40) % 3,
+        user=np.arange(40) % 4,
+        users=np.array(["ann", "bob", "cy", "dee"]),
+        is_test=np.arange(40) >= 30,
+    )
+    return path
+
+
+def rows(folder):
+    save_store(population([5, 9, 3], test_sizes=[2, 0, 1]), folder / "rows", {"made": "here"})
+    return folder / "rows"
+
+
+def text(folder):
+    data = from_texts("t", {"a": "to be or not " * 90, "b": "that is the question " * 60})
+    save_store(data, folder / "text", {"made": "here"})
+    return folder / "text"
+
+
+def idx(folder):
+    place = folder / "idx"
+    place.mkdir()
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 120), ("t10k", 30)):
+        x = rng.integers(0, 256, (count, 5, 5), np.uint8)
+        y = (np.arange(count) % 10).astype(np.uint8)
+        head = struct.pack(">iiii", 0x803, count, 5, 5)
+        (place / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + x.tobytes()))
+        labels = struct.pack(">ii", 0x801, count) + y.tobytes()
+        (place / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+    return place
+
+
+FORMATS = {"npz": npz, "rows": rows, "text": text, "idx": idx}
+
+
+def look(path):
+    """Load as a run would, and look at all of it."""
+    data = load(str(path))
+    statistics.statistics(data)
+    assert statistics.faults(data) == []
+    for split in (data.train, data.test):
+        assert (split.size >= 0).all()
+
+
+def examine(kind, tmp_path, count, seed):
+    original = FORMATS[kind](tmp_path)
+    assert sentence(look, original) is None
+    loaded = 0
+    for case in range(count):
+        rng = np.random.default_rng([seed, case])
+        copy = tmp_path / f"{case}{original.suffix}"
+        spoiled(original, copy, rng)
+        before = contents(copy) if copy.is_dir() else copy.read_bytes()
+        refusals = [sentence(look, copy)]
+        if kind == "npz":
+            refusals.append(sentence(from_npz, copy))
+        elif kind in ("rows", "text"):
+            refusals += [sentence(open_store, copy), sentence(check_store, copy)]
+        loaded += refusals[0] is None
+        assert (contents(copy) if copy.is_dir() else copy.read_bytes()) == before, case
+    return loaded
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_data_is_a_sentence(kind, tmp_path):
+    assert examine(kind, tmp_path, FEW, seed=0) < FEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
+def test_much_damaged_data_is_a_sentence(kind, tmp_path):
+    examine(kind, tmp_path, MANY, seed=1)
