@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedmom.experiments import build, settings
+from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig
 
 PARTS = {
@@ -170,6 +170,8 @@ class Scale:
         }
         if epochs is not None:
             values["local-epochs"] = epochs
+        from fedmom.experiments import build  # loads JAX, which `fedmom paper --help` need not
+
         return settings.parse(build.fitting(values))
 
     def search(

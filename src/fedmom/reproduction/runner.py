@@ -1,7 +1,6 @@
 """The plan's runs, each trained once: those that have ended are read, the others are run."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -186,8 +185,5 @@ def _has_ended(path: Path, config: RunConfig) -> bool:
 
 def _is_finished(path: Path, config: RunConfig) -> bool:
     """Whether the checkpoint is that of the last round; the logs may be ahead of it."""
-    try:
-        pointer = json.loads((path / "checkpoint" / "checkpoint.json").read_bytes())
-        return bool(pointer["round"] >= config.rounds)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    saved = RunFolder.open(path).saved_round()
+    return saved is not None and saved >= config.rounds

@@ -176,17 +176,18 @@ def _tuned(task: plan.Task) -> str:
 
 def differences(findings: Findings) -> Grid:
     """FedMom less FedAvg in every variant: one family of comparisons."""
-    family = duels([(contest, "fedmom", "fedavg") for contest in findings.beyond.values()])
+    contests = _with_both(findings)
+    family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
     rows = [
         (
-            duel.where,
+            variant,
             f"{duel.b.length:,}",
             str(duel.seeds),
             duel.found["accuracy"].text(),
             duel.found["loss"].text(),
             winner(duel),
         )
-        for duel in family
+        for variant, duel in zip(contests, family, strict=True)
     ]
     return Grid(
         "differences",
@@ -196,6 +197,15 @@ def differences(findings: Findings) -> Grid:
         "Differences within each seed: mean, 95 % interval, and p-value after Holm's correction"
         " over the settings. Equal: the interval lies within ±0.01.",
     )
+
+
+def _with_both(findings: Findings) -> dict[str, Contest]:
+    """Return the variants in which both methods have ended."""
+    return {
+        variant: contest
+        for variant, contest in findings.beyond.items()
+        if set(RIVALS) <= contest.entries.keys()
+    }
 
 
 def winner(duel: Duel) -> str:
@@ -229,11 +239,7 @@ def author(findings: Findings) -> Grid:
 
 def advice(findings: Findings) -> Iterator[str]:
     """Yield what a user may take from the variants, each with its numbers."""
-    contests = {
-        variant: contest
-        for variant, contest in findings.beyond.items()
-        if {"fedavg", "fedmom"} <= contest.entries.keys()
-    }
+    contests = _with_both(findings)
     if contests:
         ratios = ", ".join(
             f"{c.entries['fedmom'].lr / c.entries['fedavg'].lr:.2g} ({variant})"
