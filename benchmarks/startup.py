@@ -22,6 +22,8 @@ COMMANDS = {
     "fedmom --help": ["-m", "fedmom", "--help"],
     "fedmom list": ["-m", "fedmom", "list"],
     "fedmom data --help": ["-m", "fedmom", "data", "--help"],
+    "fedmom paper --help": ["-m", "fedmom", "paper", "--help"],
+    "fedmom theory --help": ["-m", "fedmom", "theory", "--help"],
 }
 ERR = Console(stderr=True)
 

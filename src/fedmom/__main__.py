@@ -1,5 +1,5 @@
 """``python -m fedmom`` is the command line."""
 
-from fedmom.cli.main import main
+from fedmom.cli.start import main
 
 main()

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedmom.cli import main as front
+from fedmom.cli import output, start
 from fedmom.core.errors import FedMomError
 
 
@@ -33,13 +34,17 @@ def main(monkeypatch, capsys, *args):
     """Run the program itself; return its exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["fedmom", *map(str, args)])
     monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")  # as it does itself
-    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(start, "leave", sys.exit)  # this process goes on
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back afterwards
+    monkeypatch.setattr(output, "_told", [])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     code = 0
     try:
-        front.main()
+        start.main()
     except SystemExit as error:
         code = error.code
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     out, err = capsys.readouterr()
     return code, out, err

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from fedmom.cli import main as front
+from fedmom.cli.theory import theory_commands
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.settings import RunConfig, kebab
 from tests.cli.command import invoke, main, words
@@ -30,10 +31,14 @@ def test_the_help_of_a_command_has_an_option_for_every_setting():
         assert f"--{name} " in text
 
 
-@pytest.mark.parametrize("name", front.COMMANDS)
-def test_the_line_of_a_command_is_its_own_short_help(name):
-    command = front.cli.get_command(click.Context(front.cli), name)
-    assert front.COMMANDS[name][1] == command.get_short_help_str(limit=1000)
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [(group, name) for group in (front.cli, theory_commands) for name in group.homes],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_line_of_a_command_is_its_own_short_help(group, name):
+    command = group.get_command(click.Context(group), name)
+    assert group.homes[name][1] == command.get_short_help_str(limit=1000)
     assert command.name == name
 
 
@@ -41,7 +46,7 @@ def test_the_line_of_a_command_is_its_own_short_help(name):
 SLOW = ("jax", "matplotlib", "optax", "plotly", "scipy", "pandas")
 PROBE = """
 import sys
-from fedmom.cli.main import main
+from fedmom.cli.start import main
 sys.argv[0] = "fedmom"
 try:
     main()
@@ -76,6 +81,8 @@ def loaded(*args, among=SLOW):
         ["resume", "--help"],
         ["report", "--help"],
         ["watch", "--help"],
+        ["paper", "--help"],
+        ["theory", "--help"],
     ],
     ids=" ".join,
 )
@@ -145,25 +152,6 @@ def test_a_mistake_ends_the_process_with_code_2():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: rounds = 'x'")
-
-
-def test_ctrl_c_and_an_abort_end_with_130(monkeypatch, capsys):
-    for error in (KeyboardInterrupt, click.Abort):
-
-        def broken(*_, error=error, **__):
-            raise error
-
-        monkeypatch.setattr(front.cli, "main", broken)
-        assert main(monkeypatch, capsys, "list")[0] == 130
-
-
-def test_an_error_of_the_program_is_not_hidden(monkeypatch, capsys):
-    def broken(*_, **__):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(front.cli, "main", broken)
-    with pytest.raises(ZeroDivisionError):
-        main(monkeypatch, capsys, "list")
 
 
 def test_sigterm_is_a_polite_stop(tmp_path):

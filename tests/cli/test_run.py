@@ -155,7 +155,7 @@ def test_both_notes_are_shown_at_the_start_and_none_when_a_run_goes_on(
     assert err.count("note: ") == 2
     assert "Go on with: fedmom resume r" in err
     code, out, err = main(monkeypatch, capsys, "resume", "r")
-    assert (code, "note" in err) == (0, False)
+    assert (code, "note: server-lr" in err, "note: lr" in err) == (0, False, False)
     assert "fedmom 6/6" in out
     assert results.read(tmp_path / "r").finished
 
@@ -437,7 +437,7 @@ def test_a_sweep_survives_one_that_diverges(tmp_path):
 
 def test_a_sweep_of_which_nothing_can_run_is_an_error(tmp_path):
     invoke("sweep", *SMALL[:1], "--rounds=1", "--grid=seed=0 1", "--out=s")
-    for pointer in tmp_path.glob("s/*/checkpoint/checkpoint.json"):
+    for pointer in tmp_path.glob("s/*/checkpoint/*.json"):
         pointer.write_text("damaged")
     assert refused("resume", "s") == "No run of s could be run, for the reasons above."
 

@@ -1,9 +1,11 @@
 """Downloads against a real server on this machine, which can cut, change and refuse."""
 
 import hashlib
+import http.client
 import re
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -360,6 +362,46 @@ def test_redirection_to_another_kind_of_address_is_not_followed(
     with pytest.raises(FedMomError, match="could not be fetched"):
         download(server.url, tmp_path / "file.zip")
     assert names(tmp_path) == []
+
+
+class PlainHttps(urllib.request.HTTPSHandler):
+    """https without its encryption, so that the server here can play both parts."""
+
+    def https_open(self, req):
+        return self.do_open(http.client.HTTPConnection, req)
+
+
+@pytest.fixture(name="https")
+def https_url(server, monkeypatch):
+    monkeypatch.setattr(urllib.request, "HTTPSHandler", PlainHttps)
+    return server.url.replace("http:", "https:")
+
+
+@pytest.mark.parametrize("location", ["{http}", "HTTP{rest}", "ftp{rest}"])
+def test_redirection_from_https_to_another_kind_of_address_is_refused(
+    server, https, tmp_path, location
+):
+    server.location = location.format(http=server.url, rest=server.url.removeprefix("http"))
+    with pytest.raises(FedMomError, match=r"fetched: the server redirects to .* not https"):
+        download(https, tmp_path / "file.zip")
+    assert len(server.log) == 1
+    assert names(tmp_path) == []
+
+
+def test_redirection_within_https_and_to_it_is_followed(server, https, tmp_path):
+    server.location = https + "?other"
+    assert download(https, tmp_path / "a.zip").read_bytes() == CONTENT
+    server.location = "/relative"
+    assert download(https, tmp_path / "b.zip").read_bytes() == CONTENT
+    server.location = https
+    assert download(server.url, tmp_path / "c.zip").read_bytes() == CONTENT
+
+
+def test_both_sums_are_checked_where_both_are_known(server, tmp_path):
+    md5 = hashlib.md5(CONTENT).hexdigest()
+    download(server.url, tmp_path / "a.zip", sha256=SHA256, md5=md5)
+    with pytest.raises(FedMomError, match="has the sha256"):
+        download(server.url, tmp_path / "b.zip", sha256="0" * 64, md5=md5)
 
 
 def test_bar_with_rate_is_shown_on_a_terminal_only(server, tmp_path, monkeypatch, capfd):

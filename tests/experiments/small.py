@@ -24,14 +24,29 @@ def run(path, watchers=(), **values):
     return execute(RunFolder.create(path, experiment.config), experiment, list(watchers))
 
 
-def resume(path, watchers=()):
+def resume(path, watchers=(), **how):
     """Go on with what is in a folder, from its files alone; return the result."""
     folder = RunFolder.open(path)
-    return execute(folder, build.prepare(folder.settings()), list(watchers))
+    return execute(folder, build.prepare(folder.settings()), list(watchers), **how)
+
+
+def edit_config(path, before, after):
+    """Change a run's settings as a user does, in an editor."""
+    config = path / "config.toml"
+    assert before in config.read_text()
+    config.write_text(config.read_text().replace(before, after))
+
+
+def files_in(path):
+    """The content of all files but the lock."""
+    found = (p for p in sorted(path.rglob("*")) if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(path)): p.read_bytes() for p in found}
 
 
 def checkpoint_bytes(path):
-    return {p.name: p.read_bytes() for p in sorted((path / "checkpoint").iterdir())}
+    """The newest checkpoint; the one before it depends on when the run was stopped."""
+    names = ("checkpoint.json", pointer(path)["tensors"])
+    return {name: (path / "checkpoint" / name).read_bytes() for name in names}
 
 
 def pointer(path):

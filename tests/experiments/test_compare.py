@@ -136,9 +136,24 @@ def test_the_runs_of_a_comparison():
         compare.configs(values, ["fedavg"], seeds=-1)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"3", b"[3]"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"3",
+        b"[3]",
+        b"[]",
+        b'{"fedavg": 1}',
+        b'["a", "a"]',
+        b'[".."]',
+        b'["a/b"]',
+        b"\xff",
+    ],
+    ids=lambda damage: str(damage)[:20],
+)
 def test_a_damaged_list_is_a_sentence(tmp_path, damage):
     compare.create(tmp_path / "c", configs(), compare.LIST)
     (tmp_path / "c" / compare.LIST).write_bytes(damage)
-    with pytest.raises(fedmom.FedMomError, match="must hold a list of names"):
+    with pytest.raises(fedmom.FedMomError, match="must hold a list of the names"):
         compare.reopen(tmp_path / "c", compare.LIST)

@@ -321,6 +321,25 @@ def test_a_run_that_diverges_is_a_result_and_keeps_its_last_good_round(tmp_path)
     assert all(np.isfinite(t).all() for t in tensors.values())
 
 
+@pytest.mark.parametrize("rate", [1e22, 3e38])
+@pytest.mark.parametrize(
+    "values",
+    [{"algorithm": "fedavg"}, {"algorithm": "fedmom"}, {"algorithm": "fedavgm", "average": 0.9}],
+    ids=str,
+)
+def test_a_server_step_beyond_the_numbers_is_named_and_not_saved(tmp_path, values, rate):
+    """Earlier, such a model was saved over the last good one, and a client was blamed."""
+    late = {"lr": 1.0, "server-lr": f"step:start=1,rate={rate},rounds=6"}
+    result = run(tmp_path / "r", **late, **values)
+    assert result.diverged
+    assert result.why.startswith(
+        f"Round 7: the server's step, with server-lr {rate:g}, made a model"
+    )
+    assert pointer(tmp_path / "r")["round"] == 6
+    tensors = load_file(tmp_path / "r" / "checkpoint" / "round-00000006.safetensors")
+    assert max(np.abs(t).max() for t in tensors.values()) < 1e6
+
+
 def test_a_run_that_diverged_is_tried_again_from_its_last_good_round(tmp_path):
     first = run(tmp_path / "r", lr=TOO_LARGE_LATER)
 
@@ -338,7 +357,9 @@ def test_a_run_that_diverged_is_tried_again_from_its_last_good_round(tmp_path):
     config.write_text(
         config.read_text().replace(TOO_LARGE_LATER, "step:start=0.01,rate=1,rounds=6")
     )
-    mended = resume(tmp_path / "r")
+    with pytest.raises(fedmom.FedMomError, match=r"lr was step:.*--accept-changes"):
+        resume(tmp_path / "r")
+    mended = resume(tmp_path / "r", accept_changes=True)
     assert (mended.stop, mended.status) == ("", "finished")
     assert not (tmp_path / "r" / "stopped.json").exists()
     assert results.read(tmp_path / "r") == mended
@@ -346,7 +367,8 @@ def test_a_run_that_diverged_is_tried_again_from_its_last_good_round(tmp_path):
 
 def test_a_model_that_is_finite_with_a_loss_that_is_not_has_diverged(tmp_path):
     """Found at the last evaluation, after all rounds: it is not finished, all the same."""
-    values = {"rounds": 1, "lr": 1.0, "local-steps": 1, "server-lr": 1e37}
+    values = {"rounds": 1, "lr": 1.0, "local-steps": 1, "server-lr": 1e16}
+    values["model"] = "mlp:layers=2,hidden=8"  # logits are products of three weights
     result = run(tmp_path / "r", **values)
     assert result.stop == "diverged"
     assert "loss is not finite" in result.why
@@ -397,5 +419,6 @@ def test_the_files_are_small_and_few(tmp_path: Path):
         "config.toml",
         "evals.jsonl",
         "rounds.jsonl",
+        "started.json",
         "versions.json",
     }

@@ -31,7 +31,7 @@ from fedmom.experiments.settings import RunConfig
         ({"lr": "exponential:start=1,rate=-1"}, "rate=-1 must be greater than 0"),
         (
             {"batch-size": "some"},
-            "batch-size = 'some': must be a whole number of 1 or more, or all",
+            "batch-size = 'some': must be a whole number from 1 to 2147483647, or all",
         ),
         ({"eval-samples": 0}, "eval-samples = 0: must be a whole number"),
         ({"seed": -1}, "seed = -1"),

@@ -297,7 +297,7 @@ def test_a_server_step_beyond_the_numbers_is_divergence_of_the_server(server, ra
     first, _ = one_round(Scripted(), good)
     huge = fedmom.Algorithm(server(rate))
     loud = Scripted(lambda *_: [block([4], 100 * jnp.asarray(UPDATES[[4]]), version=1)])
-    with pytest.raises(fedmom.DivergedError, match=r"Round 2: .*server's step is not finite"):
+    with pytest.raises(fedmom.DivergedError, match=r"Round 2: the server's step made a model or"):
         rounds(loud, huge, state=first)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(first))
     again, _ = one_round(Scripted(), good, state=first)

@@ -226,6 +226,10 @@ class TestBuffered:
         assert sorted(pace.ask(0, 0, set()).tolist()) == [0, 1, 2, 3]
         assert pace.ask(0, 1, {0, 1, 2, 3}).tolist() == []
 
+    def test_far_more_than_there_are_is_everybody_at_once(self):
+        pace = fedmom.buffered(drawing(np.ones(4)), 2, in_flight=2 * 10**9)
+        assert sorted(pace.ask(0, 0, set()).tolist()) == [0, 1, 2, 3]
+
     @pytest.mark.parametrize("weighting", ["population", "cohort", "uniform"])
     def test_with_m_at_work_it_is_synchronous_to_the_bit(self, weighting):
         data = population([5, 9, 30, 2, 17, 8])

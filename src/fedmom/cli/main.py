@@ -1,12 +1,9 @@
 """The command line's front: names and help, without loading what the commands need."""
 
-import importlib
-import signal
-import sys
-
 import click
 
-from fedmom.core.errors import FedMomError
+from fedmom.cli.lazy import LazyGroup
+from fedmom.cli.start import main  # noqa: F401  # where an older console script looks for it
 
 # A command's home, and its line in `fedmom --help`.
 COMMANDS = {
@@ -50,29 +47,9 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group that loads a command when it is used, and lists all without loading any."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return the commands' names."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
 @click.group(
     cls=LazyGroup,
+    homes=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="fedmom")
@@ -92,23 +69,3 @@ def cli() -> None:
       fedmom report runs/compare           a page about runs, with curves and tables
       fedmom watch runs/compare            the same page while they go on
     """
-
-
-def main() -> None:
-    """Run the command line; a user's mistake is a sentence, not a traceback."""
-    from fedmom.core.compilation import prepare_process
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
-    prepare_process()
-    try:
-        cli(standalone_mode=False)
-    except FedMomError as error:
-        from fedmom.cli.output import failed
-
-        failed(f"error: {error}")
-        sys.exit(2)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(130)

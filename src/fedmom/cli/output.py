@@ -1,16 +1,29 @@
-"""Where the commands print."""
+"""Where the commands print. No text is markup: names of users and folders may look like it."""
 
 from rich.console import Console
 
-OUT = Console(soft_wrap=True)
-ERR = Console(stderr=True, soft_wrap=True)
+OUT = Console(soft_wrap=True, markup=False, emoji=False)
+ERR = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
+_told: list[str] = []  # how to go on, where a command has said it
 
 
 def note(text: str) -> None:
     """Print what the user should know, on standard error."""
-    ERR.print(f"note: {text}", style="yellow", highlight=False, markup=False)
+    ERR.print(f"note: {text}", style="yellow", highlight=False)
 
 
 def failed(text: str) -> None:
     """Print what went wrong, on standard error."""
-    ERR.print(text, style="red", highlight=False, markup=False)
+    ERR.print(text, style="red", highlight=False)
+
+
+def stopped(text: str = "Stopped.", *, again: bool = False) -> None:
+    """Say that a signal has stopped the command and how to go on, unless that was said.
+
+    Args:
+        text: What to say.
+        again: Say it after what was said already.
+    """
+    if again or not _told:
+        _told.append(text)
+        ERR.print(text, highlight=False)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from fedmom import data as datasets
-from fedmom.cli.output import ERR, OUT, note
+from fedmom.cli.output import OUT, note, stopped
 from fedmom.core import registry
 from fedmom.report.html import Status, Verdict
 from fedmom.reproduction import plan
-from fedmom.reproduction.make import make
 
 STYLES = {
     Status.HOLDS: "green",
@@ -57,6 +57,8 @@ def paper(
     fedmom paper fig5 --scale full --femnist writers.npz --shakespeare data/shakespeare
     fedmom paper --scale full --no-train
     """
+    from fedmom.reproduction.make import make
+
     for part in what:
         registry.pick(plan.PARTS, part, "part of the paper")
     chosen = plan.SCALES[scale].on(femnist, shakespeare)
@@ -68,7 +70,7 @@ def paper(
     try:
         made = make(folder, chosen, parts, OUT, train=not no_train)
     except KeyboardInterrupt:
-        ERR.print("Stopped; nothing is lost. Go on with the same command.")
+        stopped("Stopped; nothing is lost. Go on with the same command.")
         raise
     OUT.print(_summary(made.verdicts))
     if made.progress:
@@ -79,5 +81,5 @@ def paper(
 def _summary(verdicts: Sequence[Verdict]) -> Table:
     view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for verdict in verdicts:
-        view.add_row(f"[{STYLES[verdict.status]}]{verdict.status}", verdict.claim)
+        view.add_row(Text(str(verdict.status), STYLES[verdict.status]), verdict.claim)
     return view

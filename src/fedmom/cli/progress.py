@@ -39,13 +39,13 @@ class LiveBar:
 
     def __init__(self, console: Console, label: str) -> None:
         self._progress = Progress(
-            TextColumn(f"[bold]{label}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24 if console.width >= 110 else 8),
             MofNCompleteColumn(),
             RoundsPerSecond(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[train]}"),
-            TextColumn("[green]{task.fields[test]}"),
+            TextColumn("{task.fields[train]}", markup=False),
+            TextColumn("{task.fields[test]}", style="green", markup=False),
             console=console,
         )
         self._task = self._progress.add_task(label, total=None, train="", test="")
@@ -94,7 +94,7 @@ class PlainLines:
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Print the evaluation."""
         place = f"{self._label} {rows[0]['round']}/{self._rounds}"
-        self._console.print(f"{place}  {summary(rows)}", highlight=False)
+        self._console.print(f"{place}  {summary(rows)}", highlight=False, markup=False)
 
 
 class ManyRuns:

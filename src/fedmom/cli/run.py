@@ -1,7 +1,8 @@
 """The command line: run, compare, sweep, resume."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from fedmom.cli.options import (
     setting_options,
     split_names,
 )
-from fedmom.cli.output import ERR, OUT, failed, note
+from fedmom.cli.output import OUT, failed, note, stopped
+from fedmom.cli.start import under_way
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.experiments import settings
 
@@ -30,6 +32,8 @@ COMPARE_DEFAULTS: dict[str, Any] = {
     "eval-every": 10,
     "eval-samples": 2000,
 }
+MOST_SEEDS = 10_000
+MOST_NAMED = 5  # runs in one note
 
 
 @click.command()
@@ -49,7 +53,9 @@ def run(file: Path | None, out: Path | None, **options: Any) -> None:
     config = settings.parse(gather(file, options, {}))
     folder = out or free_folder(f"{config.data}-{config.algorithm}")
     experiment = prepare(config)
-    _finish_run(RunFolder.create(folder, experiment.config), experiment)
+    created = RunFolder.create(folder, experiment.config)
+    with _removed_if_refused(created.remove_untouched), _telling_how_to_go_on(folder):
+        _finish_run(created, experiment)
     OUT.print(f"Run folder: {folder}", markup=False)
 
 
@@ -62,7 +68,7 @@ def run(file: Path | None, out: Path | None, **options: Any) -> None:
 )
 @click.option(
     "--seeds",
-    type=int,
+    type=click.IntRange(max=MOST_SEEDS),
     default=1,
     show_default=True,
     metavar="N",
@@ -91,7 +97,9 @@ def compare(
     configs = comparisons.configs(values, split_names(algorithms), seeds)
     folder = out or free_folder("compare")
     experiments = comparisons.create(folder, configs, comparisons.LIST)
-    _finish_comparison(folder, experiments)
+    remove = partial(comparisons.remove_untouched, folder, experiments, comparisons.LIST)
+    with _removed_if_refused(remove), _telling_how_to_go_on(folder):
+        _finish_comparison(folder, experiments)
 
 
 @click.command()
@@ -116,52 +124,78 @@ def sweep(file: Path | None, grid: tuple[str, ...], out: Path | None, **options:
     from fedmom.experiments import sweep as sweeps
 
     values = gather(file, options, {})
-    lists = {**values.pop("grid", {}), **parse_grid(grid)}
-    if not lists:
+    in_file = values.pop("grid", {})
+    lists = {**in_file, **parse_grid(grid)} if isinstance(in_file, dict) else in_file
+    if lists == {}:
         raise FedMomError(
             "There is nothing to vary. Give --grid 'lr=0.01 0.1', or [grid] in a file."
         )
     folder = out or free_folder("sweep")
     experiments = comparisons.create(folder, sweeps.cells(values, lists), sweeps.LIST)
-    _finish_sweep(folder, experiments)
+    remove = partial(comparisons.remove_untouched, folder, experiments, sweeps.LIST)
+    with _removed_if_refused(remove), _telling_how_to_go_on(folder):
+        _finish_sweep(folder, experiments)
 
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-def resume(folder: Path) -> None:
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Go on although data or settings are no longer those that it was started with.",
+)
+def resume(folder: Path, accept_changes: bool) -> None:
     """Go on with a run, comparison or sweep that was stopped, as if it never had been."""
     from fedmom.experiments import compare as comparisons
     from fedmom.experiments import sweep as sweeps
     from fedmom.experiments.build import prepare
     from fedmom.experiments.folder import RunFolder
 
-    if (folder / sweeps.LIST).exists():
-        _finish_sweep(folder, comparisons.reopen(folder, sweeps.LIST))
-    elif (folder / comparisons.LIST).exists():
-        _finish_comparison(folder, comparisons.reopen(folder, comparisons.LIST))
-    else:
-        opened = RunFolder.open(folder)
-        _finish_run(opened, prepare(opened.settings()))
+    comparisons.finish_creation(folder)
+    how = {"accept_changes": accept_changes}
+    with _telling_how_to_go_on(folder):
+        if (folder / sweeps.LIST).exists():
+            _finish_sweep(folder, comparisons.reopen(folder, sweeps.LIST), **how)
+        elif (folder / comparisons.LIST).exists():
+            _finish_comparison(folder, comparisons.reopen(folder, comparisons.LIST), **how)
+        else:
+            opened = RunFolder.open(folder)
+            _finish_run(opened, prepare(opened.settings()), **how)
 
 
-def _finish_run(folder: Any, experiment: Any) -> None:
+@contextlib.contextmanager
+def _removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
+    """Remove a new folder if its run fails before it began: the same --out can be given again.
+
+    Not at Ctrl-C, after which the user is told to go on with it.
+    """
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):  # what went wrong first is what to tell
+            remove()
+        raise
+
+
+def _finish_run(folder: Any, experiment: Any, **how: Any) -> None:
     """Run to the end, and show the last evaluation."""
     from fedmom.experiments.results import as_groups, target
     from fedmom.report import tables
 
-    result = _execute(folder, experiment, experiment.config.algorithm)
+    result = _execute(folder, experiment, experiment.config.algorithm, **how)
     if result.stop:
         raise (DivergedError if result.diverged else BadReplyError)(result.why)
     groups = as_groups({experiment.config.algorithm: result})
     tables.show(OUT, tables.grid(groups, target(groups)))
+    _say_risen({experiment.config.algorithm: result})
 
 
-def _finish_comparison(folder: Path, experiments: Mapping[str, Any]) -> None:
+def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a comparison, then show it."""
     from fedmom.experiments.results import as_groups, target
     from fedmom.report import differences, run_page, tables
 
-    results = _run_comparison(folder, experiments)
+    results = _run_comparison(folder, experiments, **how)
     groups = as_groups(results)
     goal, families = target(groups), differences.families(groups)
     tables.show(OUT, tables.grid(groups, goal), *map(differences.grid, families))
@@ -173,37 +207,40 @@ def _finish_comparison(folder: Path, experiments: Mapping[str, Any]) -> None:
     title = f"{config.model} on {config.data}: M={config.clients_per_round}, lr {config.lr}"
     figure, page = run_page.write_comparison(folder, list(results.values()), title)
     OUT.print(f"Figure: {figure}\nPage: {page}", markup=False)
+    _say_risen(results)
 
 
-def _finish_sweep(folder: Path, experiments: Mapping[str, Any]) -> None:
+def _finish_sweep(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.experiments import sweep as sweeps
     from fedmom.report import ranking, tables
 
-    groups = sweeps.groups(_run_side_by_side(folder, experiments))
+    results = _run_side_by_side(folder, experiments, **how)
+    groups = sweeps.groups(results)
     tables.show(OUT, ranking.grid(groups))
     OUT.print(f"Table: {ranking.write(folder / 'sweep.csv', groups)}", markup=False)
+    _say_risen(results)
 
 
-def _run_comparison(folder: Path, experiments: Mapping[str, Any]) -> dict[str, Any]:
+def _run_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """Run what is left, in turn with one seed, on all cores with more; return the results."""
     from fedmom.experiments.folder import RunFolder
 
     first = min(experiment.config.seed for experiment in experiments.values())
     of_first = {n: e for n, e in experiments.items() if e.config.seed == first}
     if len(of_first) == len(experiments):
-        return _run_in_turn(folder, experiments)
+        return _run_in_turn(folder, experiments, **how)
     for name, experiment in of_first.items():
         _say_notes(RunFolder.open(folder / name), experiment)
-    return _run_side_by_side(folder, experiments)
+    return _run_side_by_side(folder, experiments, **how)
 
 
-def _run_in_turn(folder: Path, experiments: Mapping[str, Any]) -> dict[str, Any]:
+def _run_in_turn(folder: Path, experiments: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """Run one after another, each with its own progress; return the results by name."""
     from fedmom.experiments import compare as comparisons
 
     def told(opened: Any, experiment: Any, label: str) -> Any:
-        result = _execute(opened, experiment, label)
+        result = _execute(opened, experiment, label, **how)
         if result.stop:
             failed(f"{label} stopped: {result.why}")
         return result
@@ -211,23 +248,21 @@ def _run_in_turn(folder: Path, experiments: Mapping[str, Any]) -> dict[str, Any]
     try:
         return comparisons.compare(folder, experiments, told)
     except KeyboardInterrupt:
-        ERR.print(f"For the whole comparison: fedmom resume {folder}", markup=False)
+        stopped(f"For the whole comparison: fedmom resume {folder}", again=True)
         raise
 
 
-def _run_side_by_side(folder: Path, experiments: Mapping[str, Any]) -> dict[str, Any]:
+def _run_side_by_side(folder: Path, experiments: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """Run as many at a time as there are cores; return the results by name."""
     from fedmom.cli.progress import ManyRuns, tensorboard
     from fedmom.experiments import sweep as sweeps
     from fedmom.experiments.results import Result
 
     by_path = {folder / name: experiment for name, experiment in experiments.items()}
-    try:
-        with ManyRuns(OUT, by_path) as shown:
-            outcomes = sweeps.side_by_side(by_path, shown.advanced, shown.ended, tensorboard)
-    except KeyboardInterrupt:
-        _say_how_to_go_on(folder)
-        raise
+    with ManyRuns(OUT, by_path) as shown:
+        outcomes = sweeps.side_by_side(
+            by_path, shown.advanced, shown.ended, tensorboard, say=note, **how
+        )
     for path, outcome in outcomes.items():
         why = outcome.why if isinstance(outcome, Result) else str(outcome)
         if why:
@@ -238,7 +273,7 @@ def _run_side_by_side(folder: Path, experiments: Mapping[str, Any]) -> dict[str,
     return results
 
 
-def _execute(folder: Any, experiment: Any, label: str) -> Any:
+def _execute(folder: Any, experiment: Any, label: str, **how: Any) -> Any:
     """Run in a folder, with progress."""
     from fedmom.cli import progress
     from fedmom.experiments.execute import execute
@@ -247,16 +282,11 @@ def _execute(folder: Any, experiment: Any, label: str) -> Any:
         progress.watch(OUT, label),
         *progress.tensorboard(folder.path, experiment),
     ]
-    _say_notes(folder, experiment)
-    try:
-        with contextlib.ExitStack() as stack:
-            for watcher in watchers:
-                stack.enter_context(watcher)
-            result = execute(folder, experiment, watchers)
-    except KeyboardInterrupt:
-        _say_how_to_go_on(folder.path)
-        raise
-    return result
+    with _telling_how_to_go_on(folder.path), contextlib.ExitStack() as stack:
+        _say_notes(folder, experiment)
+        for watcher in watchers:
+            stack.enter_context(watcher)
+        return execute(folder, experiment, watchers, say=note, **how)
 
 
 def _say_notes(folder: Any, experiment: Any) -> None:
@@ -268,5 +298,24 @@ def _say_notes(folder: Any, experiment: Any) -> None:
             note(text)
 
 
-def _say_how_to_go_on(folder: Path) -> None:
-    ERR.print(f"Stopped; nothing is lost. Go on with: fedmom resume {folder}", markup=False)
+def _say_risen(results: Mapping[str, Any]) -> None:
+    """Tell the user of runs that ended worse than they began, without leaving the numbers."""
+    risen = {n: text for n, run in results.items() if not run.stop and (text := run.risen())}
+    if risen:
+        runs = ", ".join(f"{name} {text}" for name, text in list(risen.items())[:MOST_NAMED])
+        more = f", and {len(risen) - MOST_NAMED} more" if len(risen) > MOST_NAMED else ""
+        note(
+            f"the training loss ended above that of the first model: {runs}{more}. Training may"
+            " have diverged: take a smaller --lr or --server-lr."
+        )
+
+
+@contextlib.contextmanager
+def _telling_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Tell, after Ctrl-C, how to go on in a folder that has its settings already."""
+    try:
+        with under_way(str(folder)):
+            yield
+    except KeyboardInterrupt:
+        stopped(f"Stopped; nothing is lost. Go on with: fedmom resume {folder}")
+        raise

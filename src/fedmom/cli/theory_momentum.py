@@ -51,7 +51,7 @@ def _task_options(command: Any) -> Any:
 )
 @click.option(
     "--short-run",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 100_000),
     default=50,
     show_default=True,
     help="Rounds of FedAvg from each of the two models looked at.",
@@ -64,7 +64,13 @@ def _task_options(command: Any) -> Any:
 @click.option(
     "--lowest-loss", type=float, default=0.0, show_default=True, help="f_inf of your task."
 )
-@click.option("--clients", default=Look.clients, show_default=True, help="Clients looked at.")
+@click.option(
+    "--clients",
+    type=click.IntRange(1, 10_000),
+    default=Look.clients,
+    show_default=True,
+    help="Clients looked at.",
+)
 @click.option("--no-map", is_flag=True, help="Print the prediction only.")
 @click.option("--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures.")
 def momentum_(data: str | None, momentum: float, no_map: bool, out: Path, **options: Any) -> None:

@@ -25,6 +25,28 @@ class DivergedError(FedMomError):
     """
 
 
+class ServerDivergedError(DivergedError):
+    """The server's step left the finite numbers, from replies that were finite.
+
+    Args:
+        round_: The round, counted from 0.
+        cause: What made the step so large, as far as it is known.
+
+    Examples:
+        >>> ServerDivergedError(6, "server-lr 1e+38").round
+        6
+    """
+
+    def __init__(self, round_: int, cause: str = "") -> None:
+        self.round = round_
+        with_ = f", with {cause}," if cause else ""
+        super().__init__(
+            f"Round {round_ + 1}: the server's step{with_} made a model or server state that is not"
+            " finite, or too large to be squared. The model before it is kept. Take a smaller"
+            " --server-lr or --lr."
+        )
+
+
 class BadReplyError(FedMomError):
     """A client's reply cannot be used, and the run was told to stop at the first one.
 

@@ -11,22 +11,58 @@ from fedmom.core.errors import FedMomError
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, also through a crash of the machine."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with naming(path, instead=temporary):
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:  # a full disk, Ctrl-C: half a file helps nobody
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     if os.name == "posix":  # the new name itself must reach the disk, too
         directory = os.open(path.parent, os.O_RDONLY)
         os.fsync(directory)
         os.close(directory)
 
 
+@contextlib.contextmanager
+def naming(path: Path, instead: Path | None = None) -> Iterator[None]:
+    """Give the system's errors the path they are about: writing to a full disk names none.
+
+    Args:
+        path: The path.
+        instead: A path that the user does not know, and that is replaced.
+
+    Examples:
+        >>> with naming(Path("log.txt")):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        OSError: [Errno 28] No space left on device: 'log.txt'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, instead and str(instead)):
+            error.filename = str(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """Make sure that what was appended to a file has reached the disk."""
     if path.exists():
-        with path.open("rb") as file:
+        with naming(path), path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def append_synced(path: Path, content: bytes) -> None:
+    """Add to a file, and return when that has reached the disk."""
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -45,13 +81,30 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def user_path(text: str, what: str) -> Path:
+    """Return the path that a user has written, with ~ filled in.
+
+    Args:
+        text: What was written.
+        what: Where, such as "--data", for the message.
+    """
+    if "\0" in text:
+        raise FedMomError(f"{what} {text!r} is no path: it has a character 0.")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise FedMomError(
+            f"{what} {text!r}: there is no such user on this machine. Write the path without ~."
+        ) from None
+
+
 def cache_folder() -> Path:
     """Where prepared datasets and compiled programs are kept.
 
     $FEDMOM_CACHE if it is set, else the system's cache folder for this user.
     """
     if chosen := os.environ.get("FEDMOM_CACHE"):
-        return Path(chosen).expanduser()
+        return user_path(chosen, "FEDMOM_CACHE")
     from platformdirs import user_cache_path
 
     return user_cache_path("fedmom", appauthor=False)

@@ -25,7 +25,7 @@ def bars(console: Console | None = None, *columns: ProgressColumn) -> Progress:
     """
     console = console or Console(stderr=True)
     return Progress(
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
         *(columns or (MofNCompleteColumn(),)),
         TimeRemainingColumn(),

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from fedmom.core.bounds import check_number
 from fedmom.core.errors import FedMomError
 
 T = TypeVar("T")
@@ -196,9 +197,9 @@ def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
         try:
             values[key] = TypeAdapter(hints[key]).validate_python(text)
         except ValidationError:
-            hint = hints[key]
-            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            kind = _kind(hints[key])
             raise FedMomError(f"{name}: {key}={text!r} is not of type {kind}.") from None
+        check_number(f"{name}: {key}={text}", values[key], hints[key])
     missing = [k for k, p in known.items() if p.default is p.empty and k not in values]
     if missing:
         example = ",".join(f"{key}=..." for key in missing)
@@ -209,13 +210,19 @@ def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
 def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """Return the types of a function's options: as annotated, else those of their defaults."""
     try:
-        hints = get_type_hints(function)
+        hints = get_type_hints(function, include_extras=True)
     except NameError:  # of a name that only type checkers import
         hints = {}
     return {
         key: hints.get(key, str if p.default in (None, p.empty) else type(p.default))
         for key, p in known.items()
     }
+
+
+def _kind(hint: Any) -> str:
+    """Return a type as it is called in a message."""
+    plain = hint.__origin__ if hasattr(hint, "__metadata__") else hint
+    return plain.__name__ if isinstance(plain, type) else str(plain).replace("typing.", "")
 
 
 def _inspected(function: Callable[..., Any]) -> tuple[dict[str, str], str]:

@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import cache_folder
+from fedmom.core.files import cache_folder, user_path
 from fedmom.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -54,12 +54,14 @@ def locate(spec: str) -> str | Path:
     """Return the path that a spec means, whole, or the spec itself where it is a name."""
     from fedmom.data.store import is_store
 
-    name = spec.partition(":")[0]
-    prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
-    path = Path(spec).expanduser()
-    if name in DATASETS or (not is_store(prepared) and not path.exists()):
+    if spec.partition(":")[0] in DATASETS:
         return spec
-    return prepared if is_store(prepared) else path.resolve()
+    path = user_path(spec, "--data")
+    there = path.exists()  # first: a name that is too long is told as the user wrote it
+    prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
+    if is_store(prepared):
+        return prepared
+    return path.resolve() if there else spec
 
 
 def load(spec: str) -> "FederatedData":

@@ -165,6 +165,22 @@ def _answer(request: urllib.request.Request, part: _Part) -> Iterator[Any]:
         yield response
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirections, but not from https to plain http."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if req.type == "https" and not newurl.lower().startswith("https:"):
+            fp.close()
+            raise FedMomError(
+                f"{req.full_url} could not be fetched: the server redirects to {newurl}, which is"
+                " not https: whoever is on the way could change the file. Fetch it by hand from a"
+                " place you trust."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _opener() -> urllib.request.OpenerDirector:
     """Return an opener of http and https and nothing else, even where a server redirects."""
     opener = urllib.request.OpenerDirector()
@@ -173,7 +189,7 @@ def _opener() -> urllib.request.OpenerDirector:
         urllib.request.UnknownHandler(),
         urllib.request.HTTPHandler(),
         urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(),
+        _Redirects(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):

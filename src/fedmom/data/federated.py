@@ -9,7 +9,7 @@ positions leads to them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -83,6 +83,9 @@ class FederatedData:
     train: Split
     test: Split
     test_users: Sequence[str] | None = None
+    # Of the content, where a packed store knows it. Not given with the rest, so that
+    # dataclasses.replace, which makes other data of this, does not hand it on.
+    checksum: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Refuse a population that cannot be trained on, before any work is done."""

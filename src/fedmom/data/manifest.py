@@ -1,5 +1,7 @@
 """What a packed store says of itself, checked before anything of it is mapped into memory."""
 
+import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,6 +47,14 @@ class Manifest(BaseModel):
     training_clients: Annotated[int, Field(ge=1, strict=True)]
     source: dict[str, Any]
     arrays: dict[str, Array]
+
+    @property
+    def checksum(self) -> str:
+        """One checksum of all that is trained on: the arrays, and how they are read."""
+        arrays = {name: [a.dtype, a.shape, a.sha256] for name, a in self.arrays.items()}
+        read_as = [self.kind, self.shape, self.classes, self.training_clients]
+        text = json.dumps([read_as, arrays], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @model_validator(mode="before")
     @classmethod

@@ -34,7 +34,7 @@ def open_store(folder: Path) -> FederatedData:
     tested = slice(trained, None) if others else slice(None)
     train = Split(arrays.pop("train_start")[:trained], arrays.pop("train_size")[:trained])
     test = Split(arrays.pop("test_start")[tested], arrays.pop("test_size")[tested])
-    return FederatedData(
+    data = FederatedData(
         name=manifest.name,
         users=Names(characters, ends[:trained]),
         features=Features(manifest.kind, manifest.shape, manifest.classes),
@@ -43,6 +43,8 @@ def open_store(folder: Path) -> FederatedData:
         test=test,
         test_users=Names(characters, ends[trained:], int(ends[trained - 1])) if others else None,
     )
+    object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
+    return data
 
 
 def _check_tables(folder: Path, manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> None:

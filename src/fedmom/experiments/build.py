@@ -10,10 +10,11 @@ from fedmom.algorithms import build as algorithms
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.client import LocalWork, full_gradient
-from fedmom.core.errors import FedMomError
+from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.registry import options
 from fedmom.core.types import Schedule
 from fedmom.data.federated import FederatedData
+from fedmom.experiments import limits
 from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
@@ -60,7 +61,7 @@ class Experiment:
         self, state: State, runtime: Runtime, rounds: int | None = None
     ) -> Iterator[tuple[State, Record]]:
         """Yield (state, record) after every round, until the run's last or another one."""
-        return loop.train(
+        steps = loop.train(
             state,
             runtime,
             self.algorithm,
@@ -70,6 +71,11 @@ class Experiment:
             seed=self.config.seed,
             bad_replies=self.config.bad_replies,
         )
+        try:
+            yield from steps
+        except ServerDivergedError as error:  # the loop does not know how the server was made
+            rate = schedules.at(schedules.parse(self.config.server_lr), error.round)
+            raise ServerDivergedError(error.round, f"server-lr {rate:g}") from None
 
 
 class Loaded(dict[str, FederatedData]):
@@ -118,6 +124,7 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
         config.weighting,
     )
     work = _work(config, algorithm)
+    limits.check(config, work, data)
     draw = SAMPLERS.build(config.sampler, data.train.size)
     pace: Pace = PACES.build(config.pace, draw, config.clients_per_round)
     _check_together(config, algorithm, pace)

@@ -1,7 +1,9 @@
 """Several algorithms on one task: from the same model, on the same cohorts and batches."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ from fedmom.core.files import slug, write_atomic
 from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, Loaded, fitting, prepare
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import Result, read_names
+from fedmom.experiments.results import Result, check_names, read_names
 from fedmom.experiments.settings import RunConfig
 
 LIST = "compare.json"
+UNDER_WAY = "creation.json"  # what the folder is to hold, while it is being made
 Run = Callable[[RunFolder, Experiment, str], Result]
 
 
@@ -56,17 +59,62 @@ def create(folder: Path, configs: Mapping[str, RunConfig], list_name: str) -> di
     Returns:
         The experiments, by name.
     """
-    if (folder / list_name).exists():
+    if any((folder / name).exists() for name in (list_name, UNDER_WAY)):
         raise FedMomError(
             f"{folder} already holds runs. Go on with them (fedmom resume {folder}), or choose"
             " another --out."
         )
     loaded = Loaded()
     experiments = {name: prepare(config, loaded[config.data]) for name, config in configs.items()}
-    for name, experiment in experiments.items():
-        RunFolder.create(folder / name, experiment.config)
-    write_atomic(folder / list_name, json.dumps(list(configs)).encode())
+    for name in experiments:
+        RunFolder.check_free(folder / name)
+    _make_folder(folder)
+    plan = {
+        "list": list_name,
+        "runs": {name: tomllib.loads(e.config.toml()) for name, e in experiments.items()},
+    }
+    write_atomic(folder / UNDER_WAY, json.dumps(plan).encode())
+    finish_creation(folder)
     return experiments
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise FedMomError(f"{folder} is a file. Choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def finish_creation(folder: Path) -> None:
+    """Make what is still missing of a folder whose creation was begun, and maybe killed.
+
+    What is to be made is written down first, so that a kill at any moment leaves a folder that
+    can be gone on with.
+    """
+    file = folder / UNDER_WAY
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_bytes())
+        list_name, runs = str(found["list"]), dict(found["runs"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FedMomError(f"{file} is damaged. Remove {folder}, and start again.") from None
+    check_names(file, [list_name, *runs])  # plain names: nothing is made elsewhere
+    for name, values in runs.items():
+        if not (folder / name / "config.toml").exists():
+            RunFolder.create(folder / name, settings.parse(values))
+    write_atomic(folder / list_name, json.dumps(list(runs)).encode())
+    file.unlink()
+
+
+def remove_untouched(folder: Path, names: Iterable[str], list_name: str) -> None:
+    """Remove the folder of runs that were refused before any of them began."""
+    runs = [RunFolder(folder / name) for name in names]
+    if all(run.is_untouched() for run in runs):
+        for run in runs:
+            run.remove_untouched()
+        (folder / list_name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it has files of somebody else's
+            folder.rmdir()
 
 
 def reopen(folder: Path, list_name: str) -> dict[str, Experiment]:

@@ -1,12 +1,17 @@
 """Running an experiment in its folder, or going on with one, until the last round."""
 
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from fedmom.core.errors import BadReplyError, DivergedError
+from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+from fedmom.experiments import origin, recovery
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.folder import EVALS, ROUNDS, Checkpoint, RunFolder
+from fedmom.experiments.checkpoints import Checkpoint
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.logs import EVALS, ROUNDS
+from fedmom.experiments.recovery import Found, Say
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.diagnostics import Diagnostics
@@ -29,10 +34,18 @@ class Watcher(Protocol):
         """An evaluation is done."""
 
 
+def warn(text: str) -> None:
+    """Say something to a program: as a warning."""
+    warnings.warn(text, stacklevel=2)
+
+
 def execute(
     folder: RunFolder,
     experiment: Experiment,
     watchers: Sequence[Watcher] = (),
+    *,
+    accept_changes: bool = False,
+    say: Say = warn,
     **runtime_options: Any,
 ) -> Result:
     """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept.
@@ -41,6 +54,8 @@ def execute(
         folder: Where settings, logs and checkpoints are.
         experiment: What to run.
         watchers: Who is told of rounds and evaluations.
+        accept_changes: Go on where data or settings are not those that the run was started with.
+        say: Told what the user should know, such as that a checkpoint is damaged.
         **runtime_options: Options of the runtime, where the settings do not give them.
 
     Returns:
@@ -49,7 +64,8 @@ def execute(
     runtime = experiment.runtime(**runtime_options)
     try:
         with folder.locked():
-            return _Execution(folder, experiment, watchers, runtime).run()
+            execution = _Execution(folder, experiment, watchers, runtime)
+            return execution.run(execution.begin(say, accept_changes=accept_changes))
     finally:
         runtime.close()
 
@@ -72,9 +88,8 @@ class _Execution:
         self._saved = -1
         self._settled = True  # whether the state and the runtime are those of one round
 
-    def run(self) -> Result:
-        self._folder.forget_stop()
-        done = self._begin()
+    def run(self, done: State) -> Result:
+        """Run from a state to the end."""
         stop = ("", "")
         saved_at = time.monotonic()
         try:
@@ -99,21 +114,50 @@ class _Execution:
         versions = self._folder.versions()
         return Result(self._folder.path, self._config, self._evals, self._rounds, versions, *stop)
 
-    def _begin(self) -> State:
-        """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved."""
-        fresh = self._experiment.start()
-        saved = self._folder.restore(fresh)
-        self._rounds, self._evals = self._folder.rewind(saved.state.round if saved else None)
+    def begin(self, say: Say, *, accept_changes: bool) -> State:
+        """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved.
+
+        Whatever may refuse it comes first. Until then, nothing in the folder is touched.
+        """
+        path, data, fresh = self._folder.path, self._experiment.data, self._experiment.start()
+        if not recovery.has_checkpoint(path):
+            origin.record(path, self._config, data)
+            return self._begin_anew(fresh, say)
+        changes = origin.check(path, self._config, data, accept=accept_changes)
+        found = recovery.find(path, fresh, self._config.rounds)
+        assert found is not None
+        self._restore_runtime(found)
+        self._rounds, self._evals = self._folder.go_on(found, say)
+        done = found.checkpoint.state
+        if changes:
+            origin.accept(path, done.round, changes, self._config, data)
+        self._tell_begin(done)
+        self._saved = done.round
+        return done
+
+    def _begin_anew(self, fresh: State, say: Say) -> State:
+        self._folder.begin_anew(say)
+        self._tell_begin(fresh)
+        self._evaluate(fresh)
+        self._save(fresh)
+        return fresh
+
+    def _tell_begin(self, state: State) -> None:
+        self._folder.forget_stop()
         for watcher in self._watchers:
-            watcher.begin(self._experiment, saved.state.round if saved else 0)
-        if saved is None:
-            self._evaluate(fresh)
-            self._save(fresh)
-            return fresh
-        broadcast = broadcast_of(self._experiment.algorithm, saved.state)
-        self._runtime.restore(Snapshot(saved.runtime), broadcast)
-        self._saved = saved.state.round
-        return saved.state
+            watcher.begin(self._experiment, state.round)
+
+    def _restore_runtime(self, found: Found) -> None:
+        state, tensors = found.checkpoint
+        try:
+            self._runtime.restore(
+                Snapshot(tensors), broadcast_of(self._experiment.algorithm, state)
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise FedMomError(
+                f"{self._folder.path}: the client states of the checkpoint of round {state.round}"
+                f" do not fit this run ({error}). Start it again in another folder."
+            ) from None
 
     def _log(self, state: State, record: Record) -> None:
         row = record.row()

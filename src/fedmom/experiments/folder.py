@@ -4,29 +4,22 @@ import contextlib
 import importlib.metadata
 import json
 import platform
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from fedmom.core.errors import DivergedError, FedMomError
 from fedmom.core.files import locked, sync, write_atomic
-from fedmom.experiments import settings
+from fedmom.experiments import checkpoints, logs, origin, recovery, settings
+from fedmom.experiments.checkpoints import Checkpoint
+from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
+from fedmom.experiments.recovery import Found, Say
 from fedmom.experiments.settings import RunConfig
 
-LogRows = list[dict[str, Any]]
-ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
-CLIENTS = "clients/"  # before the names of the runtime's tensors in a checkpoint
-
-
-class Checkpoint(NamedTuple):
-    """What a run goes on from: the loop's state, and what the runtime keeps."""
-
-    state: Any  # fedmom.training.loop.State
-    runtime: dict[str, NDArray[Any]]
+# All that a folder may have before its run has begun.
+UNTOUCHED = ("config.toml", "versions.json", origin.STARTED, ROUNDS, EVALS, ".lock")
 
 
 class RunFolder:
@@ -34,10 +27,20 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._evaluated: list[int] | None = None  # the round of every line, once it is known
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run; one that holds a run already is refused."""
+        cls.check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / "versions.json", json.dumps(versions(), indent=2).encode())
+        write_atomic(path / "config.toml", config.toml().encode())
+        return cls(path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a place where a new run cannot be."""
         if (path / "config.toml").exists():
             raise FedMomError(
                 f"{path} already holds a run. Go on with it (fedmom resume {path}),"
@@ -45,10 +48,6 @@ class RunFolder:
             )
         if path.exists() and not path.is_dir():
             raise FedMomError(f"{path} is a file. Choose another --out.")
-        path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / "versions.json", json.dumps(versions(), indent=2).encode())
-        write_atomic(path / "config.toml", config.toml().encode())
-        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -61,6 +60,18 @@ class RunFolder:
         """Whether the run has not begun."""
         return not (self.path / "checkpoint").exists()
 
+    def is_untouched(self) -> bool:
+        """Whether nothing has been computed in it: no checkpoint, no line in a log."""
+        return self.is_new() and not any(f.stat().st_size for f in self.path.glob("*.jsonl"))
+
+    def remove_untouched(self) -> None:
+        """Remove the folder, if its run was refused before it began: the name is free again."""
+        if self.is_untouched():
+            for name in UNTOUCHED:
+                (self.path / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it has files of somebody else's
+                self.path.rmdir()
+
     def settings(self) -> RunConfig:
         """Return the run's settings."""
         return settings.parse(settings.read(self.path / "config.toml"))
@@ -69,81 +80,55 @@ class RunFolder:
         """Add lines to a log."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        if name == EVALS and self._evaluated is not None:
+            self._evaluated += [row["round"] for row in rows]
 
     def rows(self, name: str) -> LogRows:
         """Return the lines of a log; a last line torn by a kill is left out."""
-        path = self.path / name
-        rows = []
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+        return logs.read(self.path / name).rows
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint: first the tensors under a new name, then what points to them.
-
-        Model, server and clients are in one file, so that a kill cannot part them.
-        """
-        from safetensors.numpy import save
-
+        """Write the checkpoint; the one before it is kept until the next."""
         for name in (ROUNDS, EVALS):
             sync(self.path / name)  # the logs must not lag behind the checkpoint
-        folder = self.path / "checkpoint"
-        folder.mkdir(exist_ok=True)
-        name = f"round-{checkpoint.state.round:08d}.safetensors"
-        tensors = _tensors(checkpoint.state)
-        tensors |= {CLIENTS + key: np.asarray(t) for key, t in checkpoint.runtime.items()}
-        write_atomic(folder / name, save(tensors))
-        pointer = {"round": checkpoint.state.round, "tensors": name}
-        write_atomic(folder / "checkpoint.json", json.dumps(pointer).encode())
-        for old in folder.glob("*.safetensors"):
-            if old.name != name:
-                old.unlink()
+        # Not the lines there are: a run may be stopped between a round's line and its end.
+        done, evaluated = checkpoint.state.round, self._evaluated
+        lines = None if evaluated is None else {ROUNDS: done, EVALS: bisect_right(evaluated, done)}
+        checkpoints.save(self.path / recovery.FOLDER, checkpoint, lines)
 
     def restore(self, template: Any) -> Checkpoint | None:
-        """Return the checkpoint, its state in the form of ``template``, or None without one."""
-        import jax
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        pointer = self.path / "checkpoint" / "checkpoint.json"
-        if not pointer.exists():
-            return None
+        """Return the newest checkpoint, its state in the form of ``template``; None without one."""
+        folder = self.path / recovery.FOLDER
         try:
-            found = json.loads(pointer.read_bytes())
-            tensors = load_file(pointer.parent / found["tensors"])
-            round_ = int(found["round"])
-        except (OSError, KeyError, TypeError, json.JSONDecodeError, SafetensorError) as error:
-            raise FedMomError(f"{pointer} is damaged ({error}). Start the run again.") from None
-        clients = {n.removeprefix(CLIENTS): t for n, t in tensors.items() if n.startswith(CLIENTS)}
-        expected = _tensors(template)
-        kept = {n: t for n, t in tensors.items() if not n.startswith(CLIENTS)}
-        if {n: t.shape for n, t in kept.items()} != {n: t.shape for n, t in expected.items()}:
-            raise FedMomError(
-                f"{pointer.parent} does not fit the model of {self.path}/config.toml."
+            pointer = checkpoints.read_pointer(folder / checkpoints.NEWEST)
+            return checkpoints.load(folder, pointer, template)
+        except FileNotFoundError:
+            return None
+        except FedMomError as error:
+            raise FedMomError(f"{error}. `fedmom resume {self.path}` may mend it.") from None
+
+    def saved_round(self) -> int | None:
+        """Return the round of the newest checkpoint; None without one that is to be trusted."""
+        try:
+            return checkpoints.read_pointer(self.path / recovery.FOLDER / checkpoints.NEWEST).round
+        except (FileNotFoundError, FedMomError):
+            return None
+
+    def begin_anew(self, say: Say) -> None:
+        """Empty the logs of a run without a checkpoint; what they hold is kept beside them."""
+        had_rounds, _ = (logs.put_aside(self.path / name) for name in (ROUNDS, EVALS))
+        if had_rounds:
+            say(
+                f"{self.path} has no checkpoint, so the run starts again. What {ROUNDS} had is in"
+                f" {ROUNDS}{logs.CUT}."
             )
-        _, structure = jax.tree.flatten((template.params, template.server))
-        whole = jax.tree.unflatten(structure, [kept[name] for name in expected])
-        params, server = jax.device_put(whole, jax.devices()[0])
-        return Checkpoint(template._replace(round=round_, params=params, server=server), clients)
+        self._evaluated = []
 
-    def rewind(self, round_: int | None) -> tuple[LogRows, LogRows]:
-        """Cut the logs back to the checkpoint: later rounds are run again, to the same bits.
-
-        Returns:
-            What is left of the rounds and of the evaluations.
-        """
-        return self._cut(ROUNDS, round_), self._cut(EVALS, round_)
-
-    def _cut(self, name: str, round_: int | None) -> LogRows:
-        kept = [] if round_ is None else [r for r in self.rows(name) if r["round"] <= round_]
-        content = "".join(json.dumps(row) + "\n" for row in kept).encode()
-        path = self.path / name
-        if not path.exists() or path.read_bytes() != content:
-            write_atomic(path, content)
-        return kept
+    def go_on(self, found: Found, say: Say) -> tuple[LogRows, LogRows]:
+        """Cut the logs back to a checkpoint; return what is left of rounds and evaluations."""
+        rounds, evals = found.settle(say)
+        self._evaluated = [row["round"] for row in evals]
+        return rounds, evals
 
     def note_stop(self, error: FedMomError) -> None:
         """Remember that the run cannot go on, and why."""
@@ -189,15 +174,4 @@ def versions() -> dict[str, Any]:
         **{name: importlib.metadata.version(name) for name in names},
         "backend": jax.default_backend(),
         "machine": platform.machine(),
-    }
-
-
-def _tensors(state: Any) -> dict[str, NDArray[Any]]:
-    """Return the state's leaves by their path in the tree, in the tree's order."""
-    import jax
-
-    tree = (state.params, state.server)
-    return {
-        jax.tree_util.keystr(path): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }

@@ -1,7 +1,6 @@
 """The one type that reads a run: how far it came, why it stopped, curves and final numbers."""
 
 import json
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.experiments.folder import EVALS, ROUNDS, RunFolder
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
 
 Points = list[tuple[int, float]]
@@ -99,6 +99,13 @@ class Result:
         stop, why = ("", "") if reached else (self.stop, self.why)
         kept = [row for row in self.rounds if row["round"] <= rounds]
         return replace(self, evals=evals, rounds=kept, stop=stop, why=why)
+
+    def risen(self) -> str:
+        """Say so if the training loss ended above that of the first model; else nothing."""
+        losses = self.curve("train", "loss")
+        if len(losses) < 2 or losses[0][0] != 0 or losses[-1][1] <= losses[0][1]:
+            return ""
+        return f"from {losses[0][1]:.4g} to {losses[-1][1]:.4g}"
 
     @property
     def seconds(self) -> float:
@@ -200,9 +207,25 @@ def read_names(file: Path) -> list[str]:
     """Return the names of the runs of a comparison or sweep."""
     try:
         names = json.loads(file.read_bytes())
-        return [os.fspath(Path(name)) for name in names]
-    except (ValueError, TypeError):
-        raise FedMomError(f"{file} is damaged: it must hold a list of names.") from None
+    except OSError as error:
+        raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        names = None
+    check_names(file, names)
+    return list(names)
+
+
+def check_names(file: Path, names: Any) -> None:
+    """Refuse what is not a list of different names of folders below this one."""
+    plain = isinstance(names, list) and all(
+        isinstance(name, str) and name not in ("", "..") and Path(name).name == name
+        for name in names
+    )
+    if not plain or not names or len(set(names)) < len(names):
+        raise FedMomError(
+            f"{file} is damaged: it must hold a list of the names of its runs' folders. Write it"
+            ' anew, such as ["fedavg", "fedmom"], and call again.'
+        )
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedmom.algorithms import ALGORITHMS, SOLVERS
+from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
 from fedmom.core.types import Weighting
@@ -40,8 +41,8 @@ def _rate_or_auto(value: Any) -> Any:
 
 def _whole_or_schedule(value: Any) -> Any:
     value = value if value is None else _number_or_schedule(value)
-    if isinstance(value, float) and value != int(value):
-        raise FedMomError("must be a whole number of 1 or more, or a schedule over rounds")
+    if isinstance(value, float) and not (value == int(value) and value <= MOST):
+        raise FedMomError(f"must be a whole number from 1 to {MOST}, or a schedule over rounds")
     return int(value) if isinstance(value, float) else value
 
 
@@ -56,8 +57,8 @@ def _count_or_all(value: Any) -> Any:
         count = int(str(value))
     except ValueError:
         count = 0
-    if count < 1:
-        raise FedMomError("must be a whole number of 1 or more, or all")
+    if not 1 <= count <= MOST:
+        raise FedMomError(f"must be a whole number from 1 to {MOST}, or all")
     return count
 
 
@@ -104,8 +105,8 @@ class RunConfig(BaseModel):
     algorithm: Annotated[str, _known(ALGORITHMS)] = Field(
         "fedmom", description="Algorithm, with options; `fedmom list` tells what each one does."
     )
-    rounds: int = Field(100, ge=1, description="Communication rounds, T.")
-    clients_per_round: int = Field(2, ge=1, description="Clients in a round, M.")
+    rounds: int = Field(100, ge=1, le=MOST, description="Communication rounds, T.")
+    clients_per_round: int = Field(2, ge=1, le=MOST, description="Clients in a round, M.")
     batch_size: CountOrAll = Field(10, description="Samples in a local batch, B, or all.")
     local_steps: OptionalCount = Field(
         None, description=f"Local steps in a round, H [default: {DEFAULT_STEPS}]."
@@ -163,7 +164,7 @@ class RunConfig(BaseModel):
         "stop", description="A reply that cannot be used stops the run, or is left out."
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the cohorts, batches and model.")
-    eval_every: int = Field(10, ge=1, description="Rounds between evaluations.")
+    eval_every: int = Field(10, ge=1, le=MOST, description="Rounds between evaluations.")
     eval_samples: CountOrAll = Field(
         10_000,
         description="Samples per evaluation and split, spread over all clients; all: every one.",
@@ -177,6 +178,7 @@ class RunConfig(BaseModel):
     diagnostics_every: int | None = Field(
         None,
         ge=1,
+        le=MOST,
         description="Rounds between diagnostics [default: at least 15, and such that they cost"
         " about 5 % of the run].",
     )
@@ -224,7 +226,7 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long
         raise FedMomError(f"{path} is not valid TOML: {error}.") from None
 
 

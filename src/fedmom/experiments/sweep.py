@@ -33,6 +33,10 @@ def cells(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str,
 
     Settings that an algorithm has no use for are left out, and what is then equal is one run.
     """
+    if not isinstance(grid, Mapping):
+        raise FedMomError(
+            f"grid = {grid!r} is not a table of lists. Write [grid] and lr = [0.01, 0.1] below it."
+        )
     known = [kebab(name) for name in RunConfig.model_fields]
     for key, values in grid.items():
         if key not in known:
@@ -58,6 +62,7 @@ def side_by_side(
     advanced: Advanced,
     ended: Ended | None = None,
     watchers: Watchers = lambda _path, _experiment: (),
+    **how: Any,
 ) -> dict[Path, Outcome]:
     """Run, or go on with, the run in every folder, as many at a time as there are cores.
 
@@ -69,6 +74,7 @@ def side_by_side(
         advanced: Told of rounds that are done, on the threads of the runs.
         ended: Told of every run that ends, with its result or error.
         watchers: Who else looks on at a run, such as TensorBoard.
+        **how: More arguments of ``execute``, such as ``accept_changes``.
 
     Returns:
         The results; a run that could not be run has its error instead.
@@ -80,7 +86,7 @@ def side_by_side(
     outcomes: dict[Path, Outcome] = {}
     with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="run") as pool:
         futures = {
-            pool.submit(_run, path, experiment, _Tick(path, advanced, stop), watchers): path
+            pool.submit(_run, path, experiment, _Tick(path, advanced, stop), watchers, how): path
             for path, experiment in experiments.items()
         }
         try:
@@ -126,10 +132,12 @@ class _Tick:
         """Nothing to show: the table comes at the end."""
 
 
-def _run(path: Path, experiment: Experiment, tick: _Tick, watchers: Watchers) -> Result:
+def _run(
+    path: Path, experiment: Experiment, tick: _Tick, watchers: Watchers, how: Mapping[str, Any]
+) -> Result:
     with contextlib.ExitStack() as stack:
         more = [stack.enter_context(watcher) for watcher in watchers(path, experiment)]
-        return execute(RunFolder.open(path), experiment, [*more, tick], workers=1)
+        return execute(RunFolder.open(path), experiment, [*more, tick], workers=1, **how)
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

@@ -1,12 +1,16 @@
 """Logistic regression, and the perceptron with one hidden layer (McMahan's 2NN with two)."""
 
+from typing import Annotated
+
 import jax
 
-from fedmom.core.errors import FedMomError
+from fedmom.core.bounds import MOST, Between, check_parameters
 from fedmom.core.threefry import split
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models.base import Model, dense, flat_size, linear, need
+
+MOST_LAYERS = 1000
 
 
 def logreg(features: Features) -> Model:
@@ -15,11 +19,17 @@ def logreg(features: Features) -> Model:
     return _perceptron(features, [])
 
 
-def mlp(features: Features, *, hidden: int = 200, layers: int = 2) -> Model:
+def mlp(
+    features: Features,
+    *,
+    hidden: Annotated[int, Between(1, MOST)] = 200,
+    layers: Annotated[int, Between(1, MOST_LAYERS)] = 2,
+) -> Model:
     """Perceptron with rectified hidden layers, McMahan's 2NN by default (vectors, images)."""
     need("mlp", features, ("vector", "image"))
-    if hidden < 1 or layers < 1:
-        raise FedMomError(f"mlp: hidden={hidden} and layers={layers} must be 1 or more.")
+    first, last = flat_size(features), features.classes
+    numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last
+    check_parameters(f"mlp:hidden={hidden},layers={layers}", numbers)
     return _perceptron(features, [hidden] * layers)
 
 

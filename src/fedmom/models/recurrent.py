@@ -1,22 +1,28 @@
 """The paper's character model: an embedding of 8, one LSTM layer of 128, a softmax."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from fedmom.core.errors import FedMomError
+from fedmom.core.bounds import MOST, Between, check_parameters
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models._lstm import lstm
 from fedmom.models.base import Model, dense, linear, need
 
 
-def char_lstm(features: Features, *, embedding: int = 8, hidden: int = 128) -> Model:
+def char_lstm(
+    features: Features,
+    *,
+    embedding: Annotated[int, Between(1, MOST)] = 8,
+    hidden: Annotated[int, Between(1, MOST)] = 128,
+) -> Model:
     """The next character from the last: embedding, one LSTM layer, softmax (text)."""
     need("char_lstm", features, ("text",))
-    if embedding < 1 or hidden < 1:
-        raise FedMomError(f"char_lstm: embedding={embedding}, hidden={hidden} must be 1 or more.")
+    numbers = 4 * hidden * (embedding + hidden + 1) + features.classes * (embedding + hidden + 1)
+    check_parameters(f"char_lstm:embedding={embedding},hidden={hidden}", numbers)
 
     @_compiled_quickly
     def init(key: jax.Array) -> Params:

@@ -1,6 +1,7 @@
 """A dataset in figures: how unequal its clients are (the paper's Figure 2), and its samples."""
 
 import string
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,14 @@ from numpy.typing import NDArray
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.statistics import counts, label_mix, statistics
+from fedmom.report.drawing import plain, quietly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, RED = "#0072B2", "#D55E00"
 CLIENTS_SHOWN, SAMPLES_SHOWN = 8, 14
+LETTERS_OF_NAME = 60
 
 
 def show(data: FederatedData, folder: Path) -> list[Path]:
@@ -27,7 +30,8 @@ def show(data: FederatedData, folder: Path) -> list[Path]:
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=140)
+        with quietly():
+            figure.savefig(paths[-1], dpi=140)
     return paths
 
 
@@ -58,7 +62,7 @@ def _population(data: FederatedData) -> "Figure":
     for axis in (left, middle):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    title = f"{data.name}: {row.samples:,} samples of {row.clients:,} clients"
+    title = plain(f"{data.name}: {row.samples:,} samples of {row.clients:,} clients")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
@@ -93,8 +97,10 @@ def _image_page(data: FederatedData) -> "Figure":
         for axis, image, label in zip(line, x, y, strict=False):
             axis.imshow(image, cmap=None if image.ndim == 3 else "gray", vmin=0, vmax=1)
             axis.set_title(names[int(label)], fontsize=8, color=RED, pad=1.5)
-        line[0].text(0, -0.08, data.users[k], transform=line[0].transAxes, fontsize=7, va="top")
-    figure.suptitle(f"{data.name}: a client per row", x=0.01, ha="left", fontweight="bold")
+        user = _user(data, k)
+        line[0].text(0, -0.08, user, transform=line[0].transAxes, fontsize=7, va="top")
+    title = plain(f"{data.name}: a client per row")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
 
@@ -106,14 +112,20 @@ def _text_page(data: FederatedData) -> "Figure":
     axis.axis("off")
     for place, k in enumerate(shown):
         y = 1 - place / len(shown)
-        axis.text(0, y, data.users[k], fontsize=9, color=BLUE, va="top", weight="bold")
+        axis.text(0, y, _user(data, k), fontsize=9, color=BLUE, va="top", weight="bold")
         x, labels = _some(data, k, 2)
         for line, (window, label) in enumerate(zip(x, labels, strict=True), 1):
             words = "".join(SYMBOLS[int(s)] for s in window)
-            text = f"{words} > {SYMBOLS[int(label)]!r}".replace("$", r"\$")
+            text = plain(f"{words} > {SYMBOLS[int(label)]!r}")
             axis.text(0.01, y - 0.03 * line, text, fontsize=8, family="monospace", va="top")
-    figure.suptitle(f"{data.name}: 80 characters > the next", x=0.01, ha="left", fontweight="bold")
+    title = plain(f"{data.name}: 80 characters > the next")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
+
+
+def _user(data: FederatedData, client: int) -> str:
+    """Return a client's name, as text and short enough to draw."""
+    return plain(textwrap.shorten(str(data.users[client]), LETTERS_OF_NAME, placeholder="..."))
 
 
 def _some(data: FederatedData, client: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:

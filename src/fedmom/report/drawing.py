@@ -1,10 +1,11 @@
 """Charts -> image files for print, at the size of a paper's page."""
 
+import contextlib
 import io
 import itertools
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
         for axes in panels[len(figure.charts) :]:
             axes.set_axis_off()
         if figure.title:
-            image.suptitle(_plain(figure.title), x=0.01, ha="left", fontweight="bold")
+            image.suptitle(plain(figure.title), x=0.01, ha="left", fontweight="bold")
         if len(handles) > 1:
             _draw_legend(image, handles, columns)
     return image
@@ -89,13 +90,19 @@ def save(
     paths = []
     for kind in formats:
         content = io.BytesIO()
-        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-            # A letter that the font lacks is drawn as a box; nothing to tell the user.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        with matplotlib.rc_context(STYLE), quietly():
             image.savefig(content, format=kind, dpi=300, metadata=METADATA.get(kind))
         paths.append(folder / f"{figure.name}.{kind}")
         write_atomic(paths[-1], content.getvalue())
     return paths
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Draw a letter that the font lacks as a box, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str, Any]:
@@ -121,9 +128,9 @@ def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str
         axes.set_xscale("log")
     if chart.log_y:
         axes.set_yscale("log")
-    axes.set_title(textwrap.fill(_plain(chart.title), TITLE_LETTERS), loc="left")
-    axes.set_xlabel(_plain(chart.x))
-    axes.set_ylabel(_plain(chart.y))
+    axes.set_title(textwrap.fill(plain(chart.title), TITLE_LETTERS), loc="left")
+    axes.set_xlabel(plain(chart.x))
+    axes.set_ylabel(plain(chart.y))
     if not any(isinstance(m, Heat) for m in chart.marks):
         axes.grid(axis="y" if bars else "both")
     axes.margins(x=0.02)
@@ -144,7 +151,7 @@ def _draw_bars(axes: Any, bars: Bars, place: int, count: int, colour: str) -> An
     names = [x for x in bars.x if isinstance(x, str)]
     if names:
         centres = [float(i) for i in range(len(names))]
-        axes.set_xticks(centres, [_plain(n) for n in names])
+        axes.set_xticks(centres, [plain(n) for n in names])
     else:
         centres = [float(x) for x in bars.x]
     ordered = sorted(set(centres))
@@ -157,11 +164,11 @@ def _draw_bars(axes: Any, bars: Bars, place: int, count: int, colour: str) -> An
 def _draw_heat(axes: Any, heat: Heat) -> None:
     if heat.texts is None:
         shades = axes.imshow(heat.shades, cmap="cividis", aspect="auto")
-        axes.figure.colorbar(shades, ax=axes, label=_plain(heat.label))
+        axes.figure.colorbar(shades, ax=axes, label=plain(heat.label))
     else:
         _draw_written(axes, heat, heat.texts)
-    axes.set_xticks(range(len(heat.columns)), [_plain(c) for c in heat.columns])
-    axes.set_yticks(range(len(heat.rows)), [_plain(r) for r in heat.rows])
+    axes.set_xticks(range(len(heat.columns)), [plain(c) for c in heat.columns])
+    axes.set_yticks(range(len(heat.rows)), [plain(r) for r in heat.rows])
 
 
 def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None:
@@ -173,7 +180,7 @@ def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None
     for row, values in enumerate(heat.shades):
         for column, value in enumerate(values):
             colour = "#ffffff" if abs(value) > 0.6 else "#222222"
-            cell = _plain(texts[row][column])
+            cell = plain(texts[row][column])
             axes.text(column, row, cell, ha="center", va="center", color=colour, fontsize=7)
     axes.tick_params(length=0)
     for side in axes.spines.values():
@@ -198,14 +205,14 @@ def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:
     image.set_figheight(image.get_figheight() + LINE_INCHES * max(0, lines - LEGEND_LINES))
     image.legend(
         list(handles.values()),
-        [_plain(label) for label in handles],
+        [plain(label) for label in handles],
         loc="outside lower center",
         ncols=min(len(handles), fitting),
         frameon=False,
     )
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text that matplotlib takes as it is: no formula, and no name it would hide."""
     shown = text.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -167,7 +167,7 @@ def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> P
         for place, after in enumerate(afters):
             aggregate = after(aggregate, jax.random.fold_in(key, place), replies)
         params, state = server.step(aggregate, state, params)
-        numbers = [whole.loss, optax.tree.norm(aggregate), _finite((params, state))]
+        numbers = [whole.loss, optax.tree.norm(aggregate), _usable(params, state)]
         return params, state, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
 
     return Programs(jax.jit(summed), step)
@@ -207,7 +207,15 @@ def _zeroed(rows: Any, keep: jax.Array) -> Any:
     return jax.tree.map(zeroed, rows)
 
 
-def _finite(tree: Any) -> jax.Array:
-    """Tell whether all floats in a tree are finite."""
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+def _usable(params: Params, state: Any) -> jax.Array:
+    """Tell whether all floats of the state are finite, and the squares of those of the model.
+
+    A model whose squares are not has left the numbers, too: what clients make of it next is not
+    finite, and they would be blamed for the server's step.
+    """
+    checked = [x * x for x in _floats(params)] + _floats(state)
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in checked]))
+
+
+def _floats(tree: Any) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

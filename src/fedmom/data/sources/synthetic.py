@@ -1,7 +1,10 @@
 """Synthetic(α, β): the logistic problem of FedProx and LEAF, generated."""
 
+from typing import Annotated
+
 import numpy as np
 
+from fedmom.core.bounds import Between, Seed, check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
 
@@ -10,7 +13,11 @@ WIDEST, MOST_CLIENTS = 1e6, 10**6
 
 
 def synthetic(
-    *, alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: int = 0
+    *,
+    alpha: Annotated[float, Between(0, WIDEST)] = 1.0,
+    beta: Annotated[float, Between(0, WIDEST)] = 1.0,
+    clients: Annotated[int, Between(1, MOST_CLIENTS)] = 30,
+    seed: Seed = 0,
 ) -> FederatedData:
     """FedProx's Synthetic(alpha, beta): alpha spreads the clients' models, beta their inputs.
 
@@ -31,6 +38,8 @@ def synthetic(
         )
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(4, 2, clients).astype(np.int64) + 50
+    room = int(sizes.sum()) * DIMENSION * 4
+    check_memory(f"synthetic:clients={clients}", room, "Take fewer clients.")
     scale = np.sqrt(np.arange(1, DIMENSION + 1) ** -1.2)
     x = np.empty((sizes.sum(), DIMENSION), np.float32)
     y = np.empty(len(x), np.uint8)

@@ -1,18 +1,22 @@
 """The page of a run that goes on, served to browsers on this machine only."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.report.html.build import content, render, to_json
+from fedmom.report.html.connections import Connections
 from fedmom.report.html.sections import Section
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 USUAL_PORT = 8477
+SECONDS_TO_SEND = 120.0  # a page of some megabytes, perhaps through a slow tunnel
 # Reading the logs of a large sweep takes time; looking on must not slow training down.
 SECONDS_KEPT = 1.0
 SHARE_OF_TIME = 0.1
@@ -53,10 +57,33 @@ class PageServer(ThreadingHTTPServer):
     """Serves the page, and its news as JSON, until it is shut down."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, look: Callable[[], View], port: int) -> None:
         self.source = Source(look)
+        self.connections = Connections()
         super().__init__((HOST, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, if there is room for one."""
+        if self.connections.admit(request):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self.connections.closed(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Look after the connections, between requests."""
+        self.connections.drop_late()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
@@ -78,15 +105,19 @@ def open_server(look: Callable[[], View], port: int | None) -> PageServer:
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
+    timeout = SECONDS_TO_SEND
 
     def do_GET(self) -> None:
-        # A page elsewhere can point a name of its own to this machine; it is not let in.
-        if self.headers.get("Host", "").partition(":")[0].lower() not in NAMES:
+        self.server.connections.has_asked(self.connection)
+        # A page elsewhere can point a name of its own to this machine; it is not let in. Nor is
+        # a request with two names, of which others might believe the second.
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or hosts[0].partition(":")[0].lower() not in NAMES:
             self.send_error(403, "Only for browsers on this machine")
             return
         path = self.path.partition("?")[0]
         if path == "/":
-            self._answer("text/html; charset=utf-8", self._page())
+            self._send_page()
         elif path == "/data.json":
             self._answer("application/json", self._news())
         else:
@@ -95,9 +126,14 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing: a line every two seconds helps nobody."""
 
-    def _page(self) -> bytes:
-        view = self.server.source.view()
-        return render(view.title, view.sections, view.about, live=True)
+    def _send_page(self) -> None:
+        try:
+            view = self.server.source.view()
+        except FedMomError:  # as for the news; a reload may find the folder again
+            self.send_error(503, "The run cannot be read")
+            return
+        page = render(view.title, view.sections, view.about, live=True)
+        self._answer("text/html; charset=utf-8", page)
 
     def _news(self) -> bytes:
         try:
@@ -115,5 +151,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(body)
-        except ConnectionError:
-            self.close_connection = True  # the browser went away
+        except OSError:
+            self.close_connection = True  # the browser went away, or reads no more

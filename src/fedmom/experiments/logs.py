@@ -1,0 +1,151 @@
+"""A run's logs: lines of JSON, read with care and never cut without a copy of what is cut.
+
+Only the last line may be torn, by a kill while it was written. A bad line elsewhere is somebody
+else's doing, and nothing is built on a log that has one.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import append_synced, write_atomic
+
+LogRows = list[dict[str, Any]]
+ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
+CUT = ".cut"  # after a log's name: the file of all that was ever cut from it
+LARGEST = 2**63  # whole number: a larger one is nobody's count
+# What every line has, in earlier versions too: what reports count on. The rest are numbers.
+NEEDED = {
+    ROUNDS: ("round", "train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"),
+    EVALS: ("round", "split", "loss", "accuracy"),
+}
+OTHER_TYPES = {"split": str, "cohort": list, "rejected": list}
+
+
+class Log(NamedTuple):
+    """The lines of a log, and the bytes of each; ``torn`` is what a kill left of a last one."""
+
+    rows: LogRows
+    lines: list[bytes]
+    torn: bytes
+
+    def up_to(self, round_: int) -> int:
+        """Return how many lines belong to so many rounds."""
+        return sum(row["round"] <= round_ for row in self.rows)
+
+
+def read(path: Path) -> Log:
+    """Read a log; one that is not there is empty.
+
+    Args:
+        path: The file, whose name says which log it is.
+
+    Returns:
+        Its lines, without a torn last one.
+
+    Raises:
+        FedMomError: A line is not what the run has written; the message says which.
+    """
+    try:
+        *whole, last = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return Log([], [], b"")
+    except OSError as error:
+        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
+    rows = [_row(path, number, line) for number, line in enumerate(whole, 1)]
+    lines = [line + b"\n" for line in whole]
+    if last:
+        try:  # complete, but for the end of the line
+            rows.append(_row(path, len(lines) + 1, last))
+        except FedMomError:
+            return Log(rows, lines, last)
+        lines.append(last + b"\n")
+    return Log(rows, lines, b"")
+
+
+def cut(path: Path, log: Log, keep: int) -> LogRows:
+    """Shorten a log to its first lines; what is cut is first added to a file beside it.
+
+    Args:
+        path: The log's file.
+        log: What was read from it.
+        keep: How many lines stay.
+
+    Returns:
+        The rows of the lines that stay.
+    """
+    rest = b"".join(log.lines[keep:]) + log.torn
+    if rest:
+        append_synced(path.with_name(path.name + CUT), rest.removesuffix(b"\n") + b"\n")
+    content = b"".join(log.lines[:keep])
+    if rest or not path.exists() or path.stat().st_size != len(content):
+        write_atomic(path, content)
+    return log.rows[:keep]
+
+
+def put_aside(path: Path) -> bool:
+    """Begin a log anew; whether it held anything, which is first added to the file beside it."""
+    content = path.read_bytes() if path.exists() else b""
+    if content:
+        append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
+    write_atomic(path, b"")
+    return bool(content)
+
+
+def check_order(path: Path, log: Log) -> None:
+    """Refuse a log whose rounds are not one after another: lines are missing, or there twice."""
+    evals = path.name == EVALS
+    before = 0
+    for number, row in enumerate(log.rows, 1):
+        found = row["round"]
+        if found < before or (not evals and found != before + 1):
+            expected = f"{before} or later" if evals else str(before + 1)
+            raise _bad(path, number, f"is of round {found}; it must be of round {expected}")
+        before = found
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _bad(path, number, "is not JSON") from None
+    if not isinstance(row, dict):
+        raise _bad(path, number, f"is {_short(row)}, not an object")
+    for name in NEEDED.get(path.name, ("round",)):
+        if name not in row:
+            raise _bad(path, number, f"cannot be used: it has no {name}")
+    for name, value in row.items():
+        if not _fits(name, value):
+            raise _bad(path, number, f"cannot be used: its {name} is {_short(value)}")
+    return row
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Tell whether a value is of the kind that a run writes under this name."""
+    if name == "round":
+        return type(value) is int and 0 <= value < LARGEST
+    if name == "diagnostics":
+        return isinstance(value, dict) and all(_is_number(v) for v in value.values())
+    if name in OTHER_TYPES:
+        return isinstance(value, OTHER_TYPES[name])
+    return _is_number(value) or (value is None and name == "train_loss")
+
+
+def _is_number(value: Any) -> bool:
+    # Not True, which counts as 1 in Python, and neither NaN nor infinity, which are read as JSON.
+    if type(value) is int:
+        return -LARGEST < value < LARGEST
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _bad(path: Path, number: int, what: str) -> FedMomError:
+    return FedMomError(
+        f"{path}, line {number} {what}. Mend the line, or put the file back from a copy."
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)  # as it stands in the file
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,77 @@
+"""What a machine does: its disk fills up, and it runs for very long."""
+
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fedmom.experiments import build, settings
+from fedmom.experiments.execute import execute
+from fedmom.experiments.folder import RunFolder
+from tests.hostile.test_kills import TASK, finished, left
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 96 KB, and a function that makes it larger."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(place)]
+    if os.name != "posix" or os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+
+    def enlarge():
+        subprocess.run(["mount", "-o", "remount,size=16m", str(place)], check=True)
+
+    yield place, enlarge
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_a_sentence_and_loses_nothing(small_disk, tmp_path):
+    disk, enlarge = small_disk
+    task = ["run", *TASK, "--rounds", "600", "--algorithm", "fedmom"]
+    code, text = finished(*task, "--out", disk / "run")
+    assert code == 2, text
+    assert "No space left" in text
+    assert str(disk) in text.replace("\n", "")
+    assert "Traceback" not in text
+    enlarge()
+    code, text = finished("resume", disk / "run")
+    assert code == 0, text
+    assert finished(*task, "--out", tmp_path / "whole")[0] == 0
+    assert left(disk / "run") == left(tmp_path / "whole")
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts files as Linux does")
+def test_a_hundred_thousand_rounds_keep_memory_and_files_flat(tmp_path):
+    """Memory may grow by what the log of rounds needs while it is written: nothing."""
+    seen = []
+
+    class Look:
+        def begin(self, _experiment, _round): ...
+
+        def evaluated(self, _rows): ...
+
+        def round(self, record):
+            if record.round % 10_000 == 0:
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                seen.append((pages * resource.getpagesize(), open_files()))
+
+    values = {"data": "synthetic:clients=6", "lr": 1e-4, "rounds": 100_000, "eval-every": 10_000}
+    experiment = build.prepare(settings.parse(values))
+    result = execute(RunFolder.create(tmp_path / "long", experiment.config), experiment, [Look()])
+    assert result.finished
+    memory, files = zip(*seen, strict=True)
+    assert len(memory) == 10
+    assert memory[-1] - memory[1] < 20e6, memory
+    assert max(files[1:]) <= files[1] + 2, files
+    assert not list(tmp_path.rglob("*.tmp"))
+    shutil.rmtree(tmp_path / "long")

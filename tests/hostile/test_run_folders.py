@@ -1,0 +1,62 @@
+"""Folders of runs, damaged at random: report and resume work, or there is one sentence."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from fedmom.cli import main as front
+from fedmom.experiments import results
+from fedmom.report import run_page
+from fedmom.report.html.build import render
+from tests.golden.test_folders import FOLDERS
+from tests.hostile.mutation import contents, sentence, spoiled
+
+KINDS = ("run", "run_finished", "compare", "sweep_finished")
+
+
+def report(folder):
+    """Draw the page, written and live."""
+    run_page.overview(results.find([folder]))
+    view = run_page.live_view(folder)
+    render(view.title, view.sections, view.about, live=True)
+
+
+def resume(folder):
+    front.cli(["resume", str(folder)], standalone_mode=False)
+
+
+def examine(kind, tmp_path, count, seed):
+    resumed = 0
+    for case in range(count):
+        rng = np.random.default_rng([seed, case])
+        folder = tmp_path / f"{kind}-{case}"
+        spoiled(FOLDERS / kind, folder, rng)
+        before = contents(folder)
+        sentence(report, folder)
+        assert contents(folder) == before, f"case {case}: looking changed it"
+        refusal = sentence(resume, folder)
+        after = contents(folder)
+        lost = [name for name, content in before.items() if content not in after.values()]
+        if refusal is None:
+            resumed += 1
+            # A checkpoint may be replaced. Every line of a log is there still, or beside it.
+            kept = {line for content in after.values() for line in content.splitlines()}
+            logs = [content for name, content in before.items() if name.endswith(".jsonl")]
+            gone = {line for log in logs for line in log.splitlines()} - kept
+            assert not gone, (case, gone)
+        else:
+            assert not lost, (case, refusal, lost)
+        shutil.rmtree(folder)
+    return resumed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_folders_are_resumed_or_refused(kind, tmp_path):
+    assert examine(kind, tmp_path, 15, seed=0) < 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_damaged_folders_are_resumed_or_refused(kind, tmp_path):
+    examine(kind, tmp_path, 500, seed=1)
