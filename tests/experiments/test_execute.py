@@ -422,3 +422,13 @@ def test_the_files_are_small_and_few(tmp_path: Path):
         "started.json",
         "versions.json",
     }
+
+
+def test_a_long_run_leaves_its_rows_to_the_log(tmp_path, monkeypatch):
+    experiment = prepared(rounds=9)
+    whole = execute(RunFolder.create(tmp_path / "whole", experiment.config), experiment)
+    monkeypatch.setattr("fedmom.experiments.execute.ROWS_IN_MEMORY", 4)
+    long = execute(RunFolder.create(tmp_path / "long", experiment.config), experiment)
+    timeless = [[{**row, "seconds": 0} for row in run.rounds] for run in (whole, long)]
+    assert timeless[0] == timeless[1]
+    assert len(timeless[1]) == 9

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
-from fedmom.experiments import origin, recovery
+from fedmom.experiments import logs, origin, recovery
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.folder import RunFolder
@@ -19,6 +19,7 @@ from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
+ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
 
 
 class Watcher(Protocol):
@@ -85,6 +86,7 @@ class _Execution:
         self._diagnostics = _diagnostics(experiment, runtime)
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
+        self._is_long = False  # whether the rows of its rounds are left to the log
         self._saved = -1
         self._settled = True  # whether the state and the runtime are those of one round
 
@@ -111,8 +113,9 @@ class _Execution:
         finally:
             if self._settled:
                 self._save(done)
-        versions = self._folder.versions()
-        return Result(self._folder.path, self._config, self._evals, self._rounds, versions, *stop)
+        versions, path = self._folder.versions(), self._folder.path
+        rounds = logs.read(path / ROUNDS).rows if self._is_long else self._rounds
+        return Result(path, self._config, self._evals, rounds, versions, *stop)
 
     def begin(self, say: Say, *, accept_changes: bool) -> State:
         """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved.
@@ -163,7 +166,11 @@ class _Execution:
         row = record.row()
         if self._diagnostics and (numbers := self._diagnostics.of(record, state.params)):
             row["diagnostics"] = numbers
-        self._rounds.append(row)
+        self._is_long = self._is_long or len(self._rounds) >= ROWS_IN_MEMORY
+        if self._is_long:
+            self._rounds.clear()
+        else:
+            self._rounds.append(row)
         self._folder.append(ROUNDS, [row])
         for watcher in self._watchers:
             watcher.round(record)
