@@ -1,13 +1,14 @@
 """The paper's statements: their algebra, their conditions, and where they are used wrongly."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmom import FedMomError
+from fedmom import FedMomError, theory
 from fedmom.theory import (
     Constants,
     Setting,
@@ -220,3 +221,16 @@ def test_corollary_2_is_for_server_step_1():
 def test_mistakes_are_sentences(make, sentence):
     with pytest.raises(FedMomError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("momentum", [1e-320, 1e-200, 0.0])
+def test_a_momentum_whose_square_is_zero_is_none(momentum):
+    constants = Constants(smoothness=1.0, variance=1.0, gap=2.0, dissimilarity=0.5)
+    setting = Setting(clients=100, per_round=10, local_steps=10, server_lr=10.0, momentum=momentum)
+    none = replace(setting, momentum=0.0)
+    assert theory.theorem2_max_lr(constants, setting, 100) == theory.theorem2_max_lr(
+        constants, none, 100
+    )
+    assert theory.corrected_fedmom_max_lr(constants, setting) == theory.corrected_fedmom_max_lr(
+        constants, none
+    )

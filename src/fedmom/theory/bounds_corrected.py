@@ -71,7 +71,7 @@ def corrected_fedmom_max_lr(constants: Constants, setting: Setting) -> float:
     """Return the largest γ that Theorem 2' allows."""
     beta = setting.momentum
     local = min(1 / 4, 1 / (2 * math.sqrt(constants.similarity)))
-    steady = min(1, (1 - beta) / beta**2) if beta else 1.0
+    steady = min(1, (1 - beta) / beta**2) if beta**2 else 1.0  # a tiny β squares to 0
     server = steady / (4 * setting.share)
     if setting.sampling_weight:
         drawn = _momentum_factor(beta) * setting.sampling_weight

@@ -185,7 +185,7 @@ def theorem2_max_lr(constants: Constants, setting: Setting, rounds: ArrayLike) -
     product = setting.server_lr * setting.local_steps * constants.smoothness
     noise = rounds * setting.local_steps * theorem2_constant(constants, setting)
     largest = np.minimum(_root_of_ratio(constants.gap, noise), rest / (4 * product))
-    if setting.momentum:
+    if setting.momentum**2:  # a tiny β squares to 0
         momentum = rest**2 / (product * setting.momentum**2) * math.sqrt(1 / (8 * setting.share))
         largest = np.minimum(largest, momentum)
     return plain(largest)

@@ -80,6 +80,11 @@ def matched(
     plan = plan_of(experiment, sizes, groups)
     like_run = replace(plan, decay="constant", average=None)
     steepest = float(spectrum.gradient.curvature.max())
+    if not 0 < steepest < math.inf:
+        raise FedMomError(
+            f"The steepest curvature along the gradient is {steepest:g}, which no quadratic with a"
+            " minimum has. Take a smaller --short-lr, or another --seed."
+        )
 
     def clients(floor: float) -> QuadraticClients:
         return _population(spectrum, sizes, run.first - lowest_loss, floor, seed)
