@@ -84,7 +84,7 @@ def chain(name, tmp_path, kills, seed):
     assert left(broken) == left(whole)
 
 
-@pytest.mark.parametrize(("name", "kills"), [("compare", 4), ("prepare", 1)])
+@pytest.mark.parametrize(("name", "kills"), [("run", 4), ("prepare", 1)])
 def test_a_few_kills_lose_nothing(name, kills, tmp_path):
     chain(name, tmp_path, kills, seed=0)
 
