@@ -13,7 +13,7 @@ from fedmom.cli import progress
 from fedmom.cli.output import ERR, OUT
 from fedmom.core.progress import bars
 from fedmom.data.save import save_store
-from fedmom.report import dataset_figure
+from fedmom.reports import dataset_figure
 from tests.cli.command import invoke, main, words
 from tests.conftest import population
 

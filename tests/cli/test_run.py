@@ -17,7 +17,7 @@ import fedmom
 from fedmom import data as datasets
 from fedmom.experiments import build, compare, results
 from fedmom.experiments.folder import RunFolder
-from fedmom.report import ranking
+from fedmom.reports import ranking
 from tests.cli.command import invoke, main, refused, words
 from tests.experiments.small import StopAt, checkpoint_bytes, logs, process, wait_for_rounds
 

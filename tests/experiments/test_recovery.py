@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import fedmom
 from fedmom.experiments import results
 from fedmom.experiments.folder import RunFolder
-from fedmom.report import run_page
+from fedmom.reports import run_page
 from tests.experiments.small import (
     StopAt,
     checkpoint_bytes,

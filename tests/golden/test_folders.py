@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from fedmom.experiments import results
-from fedmom.report import drawing, run_page
-from fedmom.report.html.build import render
+from fedmom.reports import drawing, run_page
+from fedmom.reports.html.build import render
 from fedmom.reproduction import plan
 from fedmom.theory import advice
 from tests.cli.command import invoke, words

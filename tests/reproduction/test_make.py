@@ -17,7 +17,7 @@ from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
-from fedmom.report import drawing
+from fedmom.reports import drawing
 from fedmom.reproduction import directions, plan, runner
 from fedmom.reproduction.make import make
 from tests.reproduction.tiny import TINY

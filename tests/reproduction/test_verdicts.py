@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedmom.experiments.statistics import Finding
-from fedmom.report.html import Status
+from fedmom.reports.html import Status
 from fedmom.reproduction import tables, verdicts
 from fedmom.reproduction.directions import Directions
 from fedmom.reproduction.duels import duels

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.report import drawing
+from fedmom.reports import drawing
 from fedmom.theory.moments import expected_excess
 from fedmom.theory.momentum_figure import figure
 from fedmom.theory.momentum_map import Best, Duel, best_lr, best_momentum, duels, momentum_map

@@ -85,7 +85,7 @@ def stats(source: str) -> None:
 def show(source: str, out: Path | None) -> None:
     """Draw a dataset: samples per client and label mix (the paper's Figure 2), and samples."""
     from fedmom import data as datasets
-    from fedmom.report import dataset_figure
+    from fedmom.reports import dataset_figure
 
     data = datasets.load(source)
     stem = slug(Path(source).name, keep="").strip("-")

@@ -10,7 +10,7 @@ from rich.text import Text
 from fedmom import data as datasets
 from fedmom.cli.output import OUT, note, stopped
 from fedmom.core import registry
-from fedmom.report.html import Status, Verdict
+from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction import plan
 
 STYLES = {

@@ -36,7 +36,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     """
     from fedmom.core.progress import track
     from fedmom.experiments import results
-    from fedmom.report import run_page
+    from fedmom.reports import run_page
 
     if target is not None and not 0 <= target <= 1:
         raise FedMomError(f"--target {target:g} is no accuracy. Give a number from 0 to 1.")
@@ -64,8 +64,8 @@ def watch(folder: Path, port: int | None, open_: bool) -> None:
     \b
     fedmom watch runs/first
     """
-    from fedmom.report import run_page
-    from fedmom.report.html.live import open_server
+    from fedmom.reports import run_page
+    from fedmom.reports.html.live import open_server
 
     run_page.live_view(folder)  # a wrong folder is told here, not in the browser
     with open_server(partial(run_page.live_view, folder), port) as server:

@@ -180,7 +180,7 @@ def _removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
 def _finish_run(folder: Any, experiment: Any, **how: Any) -> None:
     """Run to the end, and show the last evaluation."""
     from fedmom.experiments.results import as_groups, target
-    from fedmom.report import tables
+    from fedmom.reports import tables
 
     result = _execute(folder, experiment, experiment.config.algorithm, **how)
     if result.stop:
@@ -193,7 +193,7 @@ def _finish_run(folder: Any, experiment: Any, **how: Any) -> None:
 def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a comparison, then show it."""
     from fedmom.experiments.results import as_groups, target
-    from fedmom.report import differences, run_page, tables
+    from fedmom.reports import differences, run_page, tables
 
     results = _run_comparison(folder, experiments, **how)
     groups = as_groups(results)
@@ -213,7 +213,7 @@ def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any)
 def _finish_sweep(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.experiments import sweep as sweeps
-    from fedmom.report import ranking, tables
+    from fedmom.reports import ranking, tables
 
     results = _run_side_by_side(folder, experiments, **how)
     groups = sweeps.groups(results)

@@ -30,8 +30,8 @@ from fedmom.core.types import Params
 from fedmom.experiments import build, settings
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import RunConfig, kebab
-from fedmom.report import drawing
-from fedmom.report.charts import Chart, Figure, Line
+from fedmom.reports import drawing
+from fedmom.reports.charts import Chart, Figure, Line
 from fedmom.theory import advice, counterexample, suggestion
 from fedmom.theory.check import setting_of
 from fedmom.theory.constants import Constants, Setting

@@ -12,8 +12,8 @@ from fedmom.core.progress import bars
 from fedmom.experiments import build, settings
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import kebab
-from fedmom.report import drawing
-from fedmom.report.charts import Figure
+from fedmom.reports import drawing
+from fedmom.reports.charts import Figure
 from fedmom.theory.momentum_figure import figure
 from fedmom.theory.momentum_map import MomentumMap, best_momentum, momentum_map
 from fedmom.theory.prediction import CEILING, PER_ROUND, Prediction, map_of_task, predict, ticks

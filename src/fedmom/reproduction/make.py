@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedmom.report.html import Verdict
+from fedmom.reports.html import Verdict
 from fedmom.reproduction import findings, page, runner
 from fedmom.reproduction.plan import Scale
 

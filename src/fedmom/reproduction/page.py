@@ -10,9 +10,9 @@ from fedmom import data as datasets
 from fedmom.core.files import write_atomic
 from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
-from fedmom.report import drawing, palette
-from fedmom.report.charts import Figure, Grid
-from fedmom.report.html import Part, Section, Settings, Verdict, Words, write_page
+from fedmom.reports import drawing, palette
+from fedmom.reports.charts import Figure, Grid
+from fedmom.reports.html import Part, Section, Settings, Verdict, Words, write_page
 from fedmom.reproduction import figures, plan, tables, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale

@@ -9,7 +9,7 @@ from fedmom.data.statistics import PAPER_TABLE_2, Statistics
 from fedmom.data.statistics import statistics as describe
 from fedmom.experiments.results import Result
 from fedmom.experiments.statistics import Finding
-from fedmom.report.charts import Grid
+from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
 from fedmom.reproduction.duels import Duel, duels
 from fedmom.reproduction.figures import seeds

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmom.experiments.statistics import Finding
-from fedmom.report.charts import Grid
-from fedmom.report.html import Status, Verdict
+from fedmom.reports.charts import Grid
+from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction.directions import Directions
 from fedmom.reproduction.duels import Duel, duels
 from fedmom.reproduction.findings import Contest, Findings, RunsByChoice

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmom.report.charts import Chart, Figure, Line
+from fedmom.reports.charts import Chart, Figure, Line
 from fedmom.theory.bounds_corrected import corrected_fedavg
 from fedmom.theory.bounds_paper import theorem1, theorem1_max_lr
 from fedmom.theory.constants import Array, Constants, Setting

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmom.report.charts import Chart, Figure, Heat
+from fedmom.reports.charts import Chart, Figure, Heat
 from fedmom.theory.momentum_map import MomentumMap
 
 FULL = 3.0  # the factor of the deepest shade
@@ -28,7 +28,7 @@ def figure(
         task: The cell of the user's own task, as (row, column), framed in every map.
 
     Returns:
-        A figure for ``fedmom.report.drawing``.
+        A figure for ``fedmom.reports.drawing``.
 
     Examples:
         >>> from fedmom.theory.momentum_map import momentum_map

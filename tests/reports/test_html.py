@@ -19,10 +19,10 @@ from playwright.sync_api import sync_playwright
 
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
-from fedmom.report import run_page
-from fedmom.report.charts import Area, Bars, Chart, Figure, Grid, Heat, Line
-from fedmom.report.html import Section, Settings, Status, Verdict, Words, live, write_page
-from fedmom.report.html.build import content, for_script, render
+from fedmom.reports import run_page
+from fedmom.reports.charts import Area, Bars, Chart, Figure, Grid, Heat, Line
+from fedmom.reports.html import Section, Settings, Status, Verdict, Words, live, write_page
+from fedmom.reports.html.build import content, for_script, render
 from tests.report.runs import accuracy, eval_rows, make_run, round_row
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

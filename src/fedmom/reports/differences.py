@@ -6,8 +6,8 @@ from fedmom.experiments import pairs
 from fedmom.experiments.pairs import Family, Pair
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
-from fedmom.report.charts import Grid
-from fedmom.report.tables import NONE
+from fedmom.reports.charts import Grid
+from fedmom.reports.tables import NONE
 
 COLUMNS = ("seeds", "difference", f"interval ({PERCENT})", "p (Holm)", "finding")
 SMALLEST = 0.001  # p-values below it are shown as such

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedmom.experiments.results import Group, Result
 from fedmom.experiments.statistics import FEWEST, PERCENT, interval
-from fedmom.report.charts import Grid
+from fedmom.reports.charts import Grid
 
 PERCENTILES = ("p10", "p50", "p90")
 NONE = "–"  # stands where there is no number

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from fedmom.cli.main import cli
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
-from fedmom.report import curves, run_page
-from fedmom.report.charts import Figure, Grid
-from fedmom.report.html import Settings
+from fedmom.reports import curves, run_page
+from fedmom.reports.charts import Figure, Grid
+from fedmom.reports.html import Settings
 from tests.report.runs import WHY, make_run, round_row
 
 

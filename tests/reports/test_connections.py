@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.report.html import connections, live
+from fedmom.reports.html import connections, live
 
 
 def view():

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.report.html.build import content, render, to_json
-from fedmom.report.html.connections import Connections
-from fedmom.report.html.sections import Section
+from fedmom.reports.html.build import content, render, to_json
+from fedmom.reports.html.connections import Connections
+from fedmom.reports.html.sections import Section
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")

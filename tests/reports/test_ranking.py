@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import holm
-from fedmom.report import ranking, tables
+from fedmom.reports import ranking, tables
 from tests.report.runs import result
 
 SEEDS = {  # last accuracies by seed

@@ -4,7 +4,7 @@ import pytest
 
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import Finding
-from fedmom.report import differences
+from fedmom.reports import differences
 from tests.report.runs import result
 
 

@@ -13,10 +13,10 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.report import curves, differences, drawing, palette, tables
-from fedmom.report.charts import Figure, Grid
-from fedmom.report.html import Part, Section, Settings, Words, write_page
-from fedmom.report.html.live import View
+from fedmom.reports import curves, differences, drawing, palette, tables
+from fedmom.reports.charts import Figure, Grid
+from fedmom.reports.html import Part, Section, Settings, Words, write_page
+from fedmom.reports.html.live import View
 
 SECONDS_TO_WORRY = 30.0
 EARLY = ("diverged", "stopped", "unfinished")  # the statuses of runs that are not whole

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedmom.report.charts import Figure, Heat
+from fedmom.reports.charts import Figure, Heat
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; yellow is too pale for lines.
 LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
-from fedmom.report import palette
-from fedmom.report.charts import Figure
-from fedmom.report.html.figure_data import figure_data
-from fedmom.report.html.sections import Section
+from fedmom.reports import palette
+from fedmom.reports.charts import Figure
+from fedmom.reports.html.figure_data import figure_data
+from fedmom.reports.html.sections import Section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,7 +77,7 @@ def _templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("fedmom.report", "html"),
+        loader=PackageLoader("fedmom.reports", "html"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -93,4 +93,4 @@ def _part_id(section: int, place: int) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files("fedmom.report.html").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("fedmom.reports.html").joinpath(name).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedmom.experiments.results import Group, Points, Result
 from fedmom.experiments.statistics import FEWEST, PERCENT, interval
-from fedmom.report.charts import Chart, Figure, Line
+from fedmom.reports.charts import Chart, Figure, Line
 
 ROUND = "communication round"
 POINTS = 300  # that a curve needs to look whole; longer ones are averaged over some rounds

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
-from fedmom.report import palette
-from fedmom.report.charts import Area, Bars, Chart, Figure, Heat, Line
+from fedmom.reports import palette
+from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line
 
 if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait for
     from matplotlib.figure import Figure as Image

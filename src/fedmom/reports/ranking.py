@@ -12,9 +12,9 @@ from fedmom.experiments import pairs
 from fedmom.experiments.pairs import Pair
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import Interval, interval
-from fedmom.report import differences
-from fedmom.report.charts import Grid
-from fedmom.report.tables import mean_text, over_seeds_note
+from fedmom.reports import differences
+from fedmom.reports.charts import Grid
+from fedmom.reports.tables import mean_text, over_seeds_note
 
 CSV_COLUMNS = (
     *("runs", "seeds", "train loss", "test accuracy", "test accuracy low", "test accuracy high"),

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedmom.report import palette
-from fedmom.report.charts import Area, Bars, Chart, Figure, Heat, Line, Mark
+from fedmom.reports import palette
+from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line, Mark
 
 KINDS: dict[type[Mark], str] = {Line: "line", Area: "area", Bars: "bars", Heat: "heat"}
 

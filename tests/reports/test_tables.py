@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedmom.experiments import results
 from fedmom.experiments.results import Group
-from fedmom.report import tables
+from fedmom.reports import tables
 from tests.report.runs import SIZE, accuracy, make_run, result
 
 # ---- who was faster

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from fedmom.report import drawing, palette
-from fedmom.report.charts import Area, Bars, Chart, Figure, Heat, Line
+from fedmom.reports import drawing, palette
+from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line
 
 X = [0, 10, 20]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.statistics import counts, label_mix, statistics
-from fedmom.report.drawing import plain, quietly
+from fedmom.reports.drawing import plain, quietly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

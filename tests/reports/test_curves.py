@@ -11,7 +11,7 @@ from scipy import stats
 from fedmom.experiments import results
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import FEWEST
-from fedmom.report import curves
+from fedmom.reports import curves
 from tests.report.runs import make_run, result, round_row
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedmom.report.charts import Figure, Grid
+from fedmom.reports.charts import Figure, Grid
 
 
 @dataclass(frozen=True)
