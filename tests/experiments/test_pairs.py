@@ -10,7 +10,7 @@ from scipy import stats
 from fedmom.experiments import pairs
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import LEVEL, Finding, holm
-from tests.report.runs import result
+from tests.reports.runs import result
 
 
 def group(label, values, seeds=None):

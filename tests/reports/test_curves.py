@@ -12,7 +12,7 @@ from fedmom.experiments import results
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import FEWEST
 from fedmom.reports import curves
-from tests.report.runs import make_run, result, round_row
+from tests.reports.runs import make_run, result, round_row
 
 
 @given(

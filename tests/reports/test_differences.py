@@ -5,7 +5,7 @@ import pytest
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import Finding
 from fedmom.reports import differences
-from tests.report.runs import result
+from tests.reports.runs import result
 
 
 def group(label, *values):

@@ -12,7 +12,7 @@ from scipy import stats
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import holm
 from fedmom.reports import ranking, tables
-from tests.report.runs import result
+from tests.reports.runs import result
 
 SEEDS = {  # last accuracies by seed
     "fair": [0.72, 0.70, 0.75, 0.71],

@@ -6,7 +6,7 @@ import pytest
 
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
-from tests.report.runs import make_run
+from tests.reports.runs import make_run
 
 
 def labels(*paths):

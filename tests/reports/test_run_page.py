@@ -12,7 +12,7 @@ from fedmom.experiments import results
 from fedmom.reports import curves, run_page
 from fedmom.reports.charts import Figure, Grid
 from fedmom.reports.html import Settings
-from tests.report.runs import WHY, make_run, round_row
+from tests.reports.runs import WHY, make_run, round_row
 
 
 def overview(*folders, goal=None):

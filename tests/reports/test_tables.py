@@ -10,7 +10,7 @@ from scipy import stats
 from fedmom.experiments import results
 from fedmom.experiments.results import Group
 from fedmom.reports import tables
-from tests.report.runs import SIZE, accuracy, make_run, result
+from tests.reports.runs import SIZE, accuracy, make_run, result
 
 # ---- who was faster
 

@@ -6,7 +6,7 @@ from fedmom.experiments.settings import RunConfig
 from fedmom.theory import advice, suggestion
 from fedmom.theory.advice import BestLr
 from fedmom.theory.constants import Constants, Setting
-from tests.report.runs import make_run
+from tests.reports.runs import make_run
 
 
 def test_statements_are_silent_where_they_do_not_hold():
