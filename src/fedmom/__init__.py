@@ -20,11 +20,14 @@ if TYPE_CHECKING:
         fedmom,
         fedyogi,
     )
+    from fedmom.api.calls import compare, load, report, run, sweep
+    from fedmom.api.runs import Run, Runs
     from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
     from fedmom.data import DATASETS
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
     from fedmom.data.sources.arrays import from_arrays
+    from fedmom.experiments.execute import Event
     from fedmom.models import MODELS
     from fedmom.models import build as build_model
     from fedmom.models.base import Model
@@ -45,10 +48,13 @@ _HOMES = {
     "algorithms.server": (
         *("averaged", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmom", "fedyogi"),
     ),
+    "api.calls": ("compare", "load", "report", "run", "sweep"),
+    "api.runs": ("Run", "Runs"),
     "core.errors": ("BadReplyError", "DivergedError", "FedMomError"),
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
     "data.sources.arrays": ("from_arrays",),
+    "experiments.execute": ("Event",),
     "models": ("MODELS",),
     "models.base": ("Model",),
     "runtimes": ("RUNTIMES",),

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedmom import data as datasets
-from fedmom.cli import progress
+from fedmom.api import progress
 from fedmom.cli.output import ERR, OUT
 from fedmom.core.progress import bars
 from fedmom.data.save import save_store

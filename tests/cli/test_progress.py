@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console
 
-from fedmom.cli import progress
-from fedmom.cli.progress import TensorBoard
+from fedmom.api import progress
+from fedmom.api.progress import TensorBoard
 from fedmom.core.errors import FedMomError
 from tests.cli.command import invoke
 from tests.experiments.small import StopAt, logs, prepared, resume, run

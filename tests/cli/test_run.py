@@ -43,7 +43,7 @@ def table(text):
 @pytest.fixture
 def stopped(monkeypatch, capsys):
     """A function that runs a command, presses Ctrl-C in a round and returns standard error."""
-    from fedmom.cli import progress
+    from fedmom.api import progress
 
     def run(round_, *args):
         watch = progress.watch
@@ -335,7 +335,7 @@ def test_a_comparison_over_seeds(tmp_path):
 
 
 def test_a_comparison_over_seeds_goes_on_where_it_was_stopped(monkeypatch, capsys, tmp_path):
-    from fedmom.cli import progress
+    from fedmom.api import progress
 
     invoke("compare", *SEEDS, "--out=whole")
     advanced = progress.ManyRuns.advanced

@@ -52,8 +52,11 @@ def algorithm(
     """
     function = ALGORITHMS.find(spec)
     taken = inspect.signature(function).parameters
-    given: dict[str, Any] = {"learning_rate": schedules.parse(server_lr), "momentum": momentum}
-    named = {k: v for k, v in given.items() if k in taken and v is not None}
+    named: dict[str, Any] = {}
+    if "learning_rate" in taken:
+        named["learning_rate"] = schedules.parse(server_lr)
+    if "momentum" in taken and momentum is not None:
+        named["momentum"] = momentum
     made = function(**named, **options(function, spec))
     if not isinstance(made, Algorithm):
         made = Algorithm(made)
@@ -68,7 +71,7 @@ def algorithm(
 
 def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rule]:
     """Return the stages and the rule of a text such as ``clip:norm=1+trimmed_mean:share=0.2``."""
-    *before, last = re.split(r"\+(?=[A-Za-z_])", spec)
+    *before, last = re.split(r"\+(?=[A-Za-z_@])", spec)
     if last.partition(":")[0] in STAGES:
         before, last = [*before, last], MEAN
     for part in before:

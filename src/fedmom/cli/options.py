@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import slug
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig, kebab
 
@@ -75,12 +74,3 @@ def split_names(text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise FedMomError(f"--algorithms {text!r} must name one or more, each of them once.")
     return names
-
-
-def free_folder(name: str) -> Path:
-    """Return a folder below ``runs`` that is not there yet."""
-    stem = slug(Path(name).name)
-    number = 1
-    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
-        number += 1
-    return folder

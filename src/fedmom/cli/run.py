@@ -10,7 +10,6 @@ import click
 
 from fedmom.cli.options import (
     FOLDER,
-    free_folder,
     gather,
     parse_grid,
     setting_options,
@@ -19,6 +18,7 @@ from fedmom.cli.options import (
 from fedmom.cli.output import OUT, failed, note, stopped
 from fedmom.cli.start import under_way
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+from fedmom.core.files import free_folder
 from fedmom.experiments import settings
 
 # What `fedmom compare` shows a newcomer: the paper's character model on short roles, in
@@ -254,7 +254,7 @@ def _run_in_turn(folder: Path, experiments: Mapping[str, Any], **how: Any) -> di
 
 def _run_side_by_side(folder: Path, experiments: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """Run as many at a time as there are cores; return the results by name."""
-    from fedmom.cli.progress import ManyRuns, tensorboard
+    from fedmom.api.progress import ManyRuns, tensorboard
     from fedmom.experiments import sweep as sweeps
     from fedmom.experiments.results import Result
 
@@ -275,7 +275,7 @@ def _run_side_by_side(folder: Path, experiments: Mapping[str, Any], **how: Any) 
 
 def _execute(folder: Any, experiment: Any, label: str, **how: Any) -> Any:
     """Run in a folder, with progress."""
-    from fedmom.cli import progress
+    from fedmom.api import progress
     from fedmom.experiments.execute import execute
 
     watchers: list[Any] = [

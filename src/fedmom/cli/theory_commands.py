@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from fedmom import theory
 from fedmom.algorithms import build as algorithms
-from fedmom.cli.options import FOLDER, free_folder, setting_option
+from fedmom.cli.options import FOLDER, setting_option
 from fedmom.cli.output import OUT
 from fedmom.cli.theory_tables import (
     estimates_table,
@@ -24,7 +24,7 @@ from fedmom.cli.theory_tables import (
     statements_table,
 )
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import free_folder, write_atomic
 from fedmom.core.progress import bars
 from fedmom.core.types import Params
 from fedmom.experiments import build, settings

@@ -118,3 +118,12 @@ def slug(text: str, keep: str = "-_.", other: str = "-") -> str:
         'synthetic-alpha-1'
     """
     return "".join(c if c.isalnum() or c in keep else other for c in text)
+
+
+def free_folder(name: str) -> Path:
+    """Return a folder below ``runs`` that is not there yet."""
+    stem = slug(Path(name).name)
+    number = 1
+    while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return folder

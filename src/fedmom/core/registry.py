@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -59,9 +60,30 @@ class Registry(Mapping[str, Callable[..., Any]]):
             raise FedMomError(f"The {self.what} {name!r} is there already. Choose another name.")
         self._rows[name] = function
 
+    def adopt(self, name: str, digits: str, function: Callable[..., Any]) -> str:
+        """Add a row for an object, under a name that no other object has.
+
+        Args:
+            name: What to call it.
+            digits: A fingerprint of the object.
+            function: What the row holds: a function that returns the object.
+
+        Returns:
+            The row's name. Another process knows it once it has adopted an equal object.
+
+        Examples:
+            >>> Registry("size", {}).adopt("box", "5f3a9c0172", lambda: 8.0)
+            'box@5f3a9c01'
+        """
+        row = f"{name}@{digits[:8]}"
+        self._rows[row] = function
+        return row
+
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name not in self._rows:
             self._search()
+        if name.startswith("@"):
+            return _imported(name)
         row = self._rows[name]
         if isinstance(row, str):
             module, _, function = row.partition(":")
@@ -77,6 +99,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(self._rows)
 
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, str) and name.startswith("@"):
+            return True
         if name not in self._rows:
             self._search()
         return name in self._rows
@@ -138,6 +162,33 @@ class Registry(Mapping[str, Callable[..., Any]]):
         self._searched = True
 
 
+def is_object(spec: str) -> bool:
+    """Tell whether a spec names an object that was given from Python.
+
+    Examples:
+        >>> is_object("box@5f3a9c01"), is_object("@shapes.box"), is_object("box")
+        (True, False, False)
+    """
+    return "@" in spec.partition(":")[0][1:]
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    """Return the function that ``@module.function`` names, also from the working folder."""
+    module, _, function = name[1:].rpartition(".")
+    if not module:
+        raise FedMomError(f"{name} names no function. Write @module.function.")
+    sys.path.append(str(Path.cwd()))  # last: what is installed goes first
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except _BROKEN as error:
+        raise FedMomError(f"{name} cannot be imported: {error}.") from None
+    finally:
+        sys.path.pop()
+    if not callable(found):
+        raise FedMomError(f"{name} is no function. Give the name of a function that returns it.")
+    return found
+
+
 @lru_cache(maxsize=1)  # looking through all installed packages takes a while
 def _entry_points() -> Any:
     return importlib.metadata.entry_points()
@@ -147,6 +198,11 @@ def pick_name(table: Mapping[str, Any], name: str, what: str) -> str:
     """Return ``name`` if the table has it, or raise a sentence that names what the table has."""
     if name in table:
         return name
+    if is_object(name):
+        raise FedMomError(
+            f"The {what} {name} is an object that was given from Python. Give it again:"
+            " fedmom.load(folder, ...) takes it under the name that its setting has."
+        )
     close = difflib.get_close_matches(name, table, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise FedMomError(f"There is no {what} {name!r}.{hint} Choose one of: {', '.join(table)}.")

@@ -15,7 +15,7 @@ from fedmom.core.registry import options
 from fedmom.core.types import Schedule
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import limits
-from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
+from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime, Workload
@@ -74,6 +74,8 @@ class Experiment:
         try:
             yield from steps
         except ServerDivergedError as error:  # the loop does not know how the server was made
+            if self.config.server_lr == AUTO:
+                raise
             rate = schedules.at(schedules.parse(self.config.server_lr), error.round)
             raise ServerDivergedError(error.round, f"server-lr {rate:g}") from None
 
@@ -149,6 +151,11 @@ def _check_algorithm(config: RunConfig) -> None:
             f"{config.algorithm} has no momentum; leave momentum {config.momentum} out,"
             " or take fedmom or fedavgm."
         )
+    if config.server_lr != AUTO and not _has_rate(config.algorithm):
+        raise FedMomError(
+            f"{config.algorithm} has a step size of its own; leave server-lr {config.server_lr}"
+            " out."
+        )
     if algorithms.algorithm(config.algorithm).full_gradient:
         for name in LOCAL_WORK:
             plain = "all" if name == "batch_size" else RunConfig.model_fields[name].default
@@ -158,6 +165,11 @@ def _check_algorithm(config: RunConfig) -> None:
                     f" it has no use for {kebab(name)} {getattr(config, name)}. Leave it out, or"
                     " take fedavg."
                 )
+
+
+def _has_rate(algorithm: str) -> bool:
+    """Whether an algorithm is made for a server step size; an object is made already."""
+    return algorithms.default_of(algorithm, "learning_rate") is not None
 
 
 def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None:
@@ -190,7 +202,7 @@ def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = DEFAULT_MODEL[data.features.kind]
-    if config.server_lr == "auto":
+    if config.server_lr == AUTO and _has_rate(config.algorithm):
         filled["server_lr"] = _auto_server_lr(config, data.clients)
     if algorithms.algorithm(config.algorithm).full_gradient:
         filled["batch_size"] = "all"
@@ -225,10 +237,16 @@ def _work(config: RunConfig, algorithm: Algorithm) -> LocalWork:
 def _eta_notes(config: RunConfig, clients: int) -> list[str]:
     """Say when η leaves the paper's [1, K/M]. The adaptive methods scale g_t themselves."""
     own = algorithms.default_of(config.algorithm, "learning_rate")
+    top = clients / config.clients_per_round
+    if config.weighting == "population" and own is None:
+        return [
+            f"population weights of a cohort add up to M/K = {1 / top:g} on average, and"
+            f" {config.algorithm} has a step size of its own. Give it one of K/M = {top:g}, or take"
+            " cohort weights."
+        ]
     if config.weighting != "population" or own != 1.0:
         return []
     eta: float | Schedule = schedules.parse(config.server_lr)
-    top = clients / config.clients_per_round
     ends = [schedules.at(eta, 0), schedules.at(eta, config.rounds - 1)]
     outside = [e for e in ends if not 1 <= e <= top * (1 + 1e-9)]
     if not outside:

@@ -2,10 +2,14 @@
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+from fedmom.core.identity import label
+from fedmom.core.types import Params
 from fedmom.experiments import logs, origin, recovery
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
@@ -19,7 +23,37 @@ from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
+SPLITS = 2  # rows of an evaluation: train and test
 ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a callback is told after a round, and once before the first one.
+
+    Args:
+        round: Rounds done.
+        record: The round, as it is logged; None before the first one.
+        evals: The evaluation after it, by split, such as ``event.evals["test"]["loss"]``; empty
+            if there was none.
+        params: The model's parameters.
+        path: The run's folder.
+
+    Examples:
+        >>> event = Event(0, None, {"test": {"loss": 2.3}}, params={}, path=Path("runs/first"))
+        >>> event.evals["test"]["loss"]
+        2.3
+    """
+
+    round: int
+    record: Record | None
+    evals: Mapping[str, Mapping[str, Any]]
+    params: Params
+    path: Path
+
+
+# Returns a reason (or True) to end the run here, else None.
+Callback = Callable[[Event], str | bool | None]
 
 
 class Watcher(Protocol):
@@ -45,6 +79,7 @@ def execute(
     experiment: Experiment,
     watchers: Sequence[Watcher] = (),
     *,
+    callbacks: Sequence[Callback] = (),
     accept_changes: bool = False,
     say: Say = warn,
     **runtime_options: Any,
@@ -55,17 +90,20 @@ def execute(
         folder: Where settings, logs and checkpoints are.
         experiment: What to run.
         watchers: Who is told of rounds and evaluations.
+        callbacks: Functions of an ``Event``, called after every round. One that returns a reason
+            ends the run there, as if Ctrl-C had been pressed: it can be resumed.
         accept_changes: Go on where data or settings are not those that the run was started with.
         say: Told what the user should know, such as that a checkpoint is damaged.
         **runtime_options: Options of the runtime, where the settings do not give them.
 
     Returns:
-        The result. A run that diverged is a result, too: its ``stop`` and ``why`` say so.
+        The result. A run that diverged or was ended is a result, too: its ``stop`` and ``why``
+        say so.
     """
     runtime = experiment.runtime(**runtime_options)
     try:
         with folder.locked():
-            execution = _Execution(folder, experiment, watchers, runtime)
+            execution = _Execution(folder, experiment, watchers, runtime, callbacks)
             return execution.run(execution.begin(say, accept_changes=accept_changes))
     finally:
         runtime.close()
@@ -80,49 +118,62 @@ class _Execution:
         experiment: Experiment,
         watchers: Sequence[Watcher],
         runtime: Runtime,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._folder, self._experiment, self._watchers = folder, experiment, watchers
+        self._callbacks = callbacks
         self._runtime, self._config = runtime, experiment.config
         self._diagnostics = _diagnostics(experiment, runtime)
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
         self._is_long = False  # whether the rows of its rounds are left to the log
         self._saved = -1
+        self._done = experiment.start()
         self._settled = True  # whether the state and the runtime are those of one round
 
     def run(self, done: State) -> Result:
         """Run from a state to the end."""
-        stop = ("", "")
-        saved_at = time.monotonic()
+        self._done, stop = done, ("", "")
         try:
-            watched = cast(Runtime, _Held(self._diagnostics or self._runtime))
-            for state, record in self._experiment.train(done, watched):
-                self._log(state, record)
-                due = state.round % self._config.eval_every == 0
-                if due or state.round == self._config.rounds:
-                    self._evaluate(state)
-                self._settled = False
-                self._runtime.commit()
-                done, self._settled = state, True
-                if due or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
-                    self._save(done)
-                    saved_at = time.monotonic()
+            stop = ("stopped", self._go_on())
         except (DivergedError, BadReplyError) as error:
-            self._folder.note_stop(error)
-            stop = self._folder.stop()
+            stop = ("diverged" if isinstance(error, DivergedError) else "stopped", str(error))
         finally:
             if self._settled:
-                self._save(done)
+                self._save(self._done)
+        if self._done.round == self._config.rounds:
+            stop = ("", "")  # whatever a callback said of the last round
+        else:
+            self._folder.note_stop(*stop)
         versions, path = self._folder.versions(), self._folder.path
         rounds = logs.read(path / ROUNDS).rows if self._is_long else self._rounds
         return Result(path, self._config, self._evals, rounds, versions, *stop)
+
+    def _go_on(self) -> str:
+        """Do the rounds that are left; return why a callback has ended them, if one has."""
+        saved_at = time.monotonic()
+        watched = cast(Runtime, _Held(self._diagnostics or self._runtime))
+        for state, record in self._experiment.train(self._done, watched):
+            self._log(state, record)
+            due = state.round % self._config.eval_every == 0
+            if due or state.round == self._config.rounds:
+                self._evaluate(state)
+            self._settled = False
+            self._runtime.commit()
+            self._done, self._settled = state, True
+            if due or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+                self._save(state)
+                saved_at = time.monotonic()
+            if why := self._asked_to_stop(state, record):
+                return why
+        return ""
 
     def begin(self, say: Say, *, accept_changes: bool) -> State:
         """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved.
 
         Whatever may refuse it comes first. Until then, nothing in the folder is touched.
         """
-        path, data, fresh = self._folder.path, self._experiment.data, self._experiment.start()
+        path, data, fresh = self._folder.path, self._experiment.data, self._done
         if not recovery.has_checkpoint(path):
             origin.record(path, self._config, data)
             return self._begin_anew(fresh, say)
@@ -138,11 +189,25 @@ class _Execution:
         self._saved = done.round
         return done
 
+    def _asked_to_stop(self, state: State, record: Record | None) -> str:
+        """Call the callbacks; return why the first of them wants the run to end, if one does."""
+        if not self._callbacks:
+            return ""
+        rows = [row for row in self._evals[-SPLITS:] if row["round"] == state.round]
+        model = model_of(self._experiment.algorithm, state)
+        evals = {row["split"]: row for row in rows}
+        event = Event(state.round, record, evals, model, self._folder.path)
+        for callback in self._callbacks:
+            if reason := callback(event):
+                return reason if isinstance(reason, str) else f"{label(callback)} ended the run."
+        return ""
+
     def _begin_anew(self, fresh: State, say: Say) -> State:
         self._folder.begin_anew(say)
         self._tell_begin(fresh)
         self._evaluate(fresh)
         self._save(fresh)
+        self._asked_to_stop(fresh, None)  # told only: a run has one round at least
         return fresh
 
     def _tell_begin(self, state: State) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmom.core.errors import DivergedError, FedMomError
+from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, sync, write_atomic
 from fedmom.experiments import checkpoints, logs, origin, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
@@ -130,10 +130,9 @@ class RunFolder:
         self._evaluated = [row["round"] for row in evals]
         return rounds, evals
 
-    def note_stop(self, error: FedMomError) -> None:
-        """Remember that the run cannot go on, and why."""
-        kind = "diverged" if isinstance(error, DivergedError) else "stopped"
-        fact = {"kind": kind, "why": str(error)}
+    def note_stop(self, kind: str, why: str) -> None:
+        """Remember that the run ended before its last round, ``diverged`` or ``stopped``, why."""
+        fact = {"kind": kind, "why": why}
         write_atomic(self.path / STOPPED, json.dumps(fact).encode())
 
     def stop(self) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from fedmom.core.bounds import MOST, check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import options, options_of
 from fedmom.data.federated import FederatedData
-from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.experiments.settings import AUTO, RunConfig, kebab
 
 LOOKS = 12  # rounds between the first and the last in which a schedule is looked at
 OVER_ROUNDS = ("lr", "server_lr", "local_steps", "local_epochs")
@@ -28,7 +28,7 @@ def check(config: RunConfig, work: LocalWork, data: FederatedData) -> None:
     """
     for name in OVER_ROUNDS:
         value = getattr(config, name)
-        if isinstance(value, str):
+        if isinstance(value, str) and value != AUTO:
             _check_schedule(f"{kebab(name)} {value}", value, config.rounds)
     _check_steps(config, work, data.train.size)
     if work.batch_size is not None:

@@ -13,12 +13,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedmom.algorithms import ALGORITHMS, SOLVERS
 from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
-from fedmom.core.registry import Registry
+from fedmom.core.registry import Registry, is_object
 from fedmom.core.types import Weighting
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 
 DEFAULT_STEPS = 10
+AUTO = "auto"
 
 
 def _number_or_schedule(value: Any) -> Any:
@@ -26,6 +27,8 @@ def _number_or_schedule(value: Any) -> Any:
     try:
         number = float(value)
     except (TypeError, ValueError):
+        if is_object(str(value)):
+            return str(value)
         from fedmom.algorithms import schedules  # loads JAX, which plain numbers do not need
 
         schedules.parse(str(value))
@@ -36,7 +39,7 @@ def _number_or_schedule(value: Any) -> Any:
 
 
 def _rate_or_auto(value: Any) -> Any:
-    return value if value in (None, "auto") else _number_or_schedule(value)
+    return value if value in (None, AUTO) else _number_or_schedule(value)
 
 
 def _whole_or_schedule(value: Any) -> Any:
@@ -64,7 +67,8 @@ def _count_or_all(value: Any) -> Any:
 
 def _known(table: Registry) -> BeforeValidator:
     def check(value: Any) -> Any:
-        table.check(str(value))
+        if not is_object(str(value)):  # of another process: its run can be read, not gone on with
+            table.check(str(value))
         return value
 
     return BeforeValidator(check)

@@ -1,0 +1,1 @@
+"""Whole experiments from Python: run, compare, sweep, load, report."""

@@ -1,0 +1,311 @@
+"""What ``fedmom.run`` and its like return: runs with their numbers, model and figure."""
+
+import functools
+import html
+import io
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmom.api.execution import finish
+from fedmom.api.prediction import outputs, predicted
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
+from fedmom.experiments import results
+from fedmom.experiments.build import Experiment
+from fedmom.experiments.execute import Callback
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.results import Group, Result, as_groups, target
+from fedmom.reports import curves, drawing, tables
+from fedmom.reports.charts import Grid
+from fedmom.runtimes.base import Scores
+from fedmom.training.loop import model_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as Image
+
+
+class Run:
+    """One run: its folder, its numbers and its model.
+
+    ``fedmom.run`` and ``fedmom.load`` make one.
+
+    Args:
+        experiment: The run's parts.
+        result: Its logs.
+
+    Examples:
+        >>> import tempfile, fedmom
+        >>> folder = tempfile.mkdtemp()
+        >>> run = fedmom.run("synthetic:clients=4", rounds=2, out=folder, progress=False)
+        >>> run.status, run.predict(np.zeros((3, 60))).shape
+        ('finished', (3,))
+    """
+
+    def __init__(self, experiment: Experiment, result: Result) -> None:
+        self.experiment, self.result = experiment, result
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.result.path
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``diverged``, ``stopped`` or ``unfinished``."""
+        return self.result.status
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings, by the names that they have on the command line."""
+        return self.result.config.model_dump(by_alias=True, exclude_none=True)
+
+    @property
+    def evals(self) -> "pd.DataFrame":
+        """One row per evaluation and split: the mean of every metric, and percentiles."""
+        return _pandas().DataFrame(list(self.result.evals))
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """One row per round: cohort, loss, norm of the aggregate, seconds, bytes."""
+        return _pandas().DataFrame(list(self.result.rounds))
+
+    @property
+    def clients(self) -> "pd.DataFrame":
+        """One row per client: its name, samples, rounds it was asked in, and test metrics.
+
+        The metrics are those of the present model on all of the client's test samples, which are
+        evaluated now.
+        """
+        data = self.experiment.data
+        asked = [client for row in self.result.rounds for client in row["cohort"]]
+        columns: dict[str, Any] = {
+            "client": list(data.users),
+            "train_samples": data.train.size,
+            "rounds_asked": np.bincount(np.array(asked, np.int64), minlength=data.clients),
+        }
+        if data.test_users is None:
+            columns["test_samples"] = data.test.size
+            columns |= self._test_metrics()
+        return _pandas().DataFrame(columns)
+
+    @functools.cached_property
+    def params(self) -> Params:
+        """The model's parameters after the last round."""
+        checkpoint = RunFolder.open(self.path).restore(self.experiment.start())
+        if checkpoint is None:
+            raise FedMomError(f"{self.path} has no checkpoint yet: no round is done.")
+        return model_of(self.experiment.algorithm, checkpoint.state)
+
+    def outputs(self, x: Any) -> np.ndarray[Any, Any]:
+        """Return what the model gives for inputs: logits for classes, numbers for a regression.
+
+        Args:
+            x: Inputs, one per row, of the shape of the training data's; for a model of text, also
+                a list of strings.
+        """
+        return outputs(self.experiment, self.params, x)
+
+    def predict(self, x: Any) -> np.ndarray[Any, Any]:
+        """Return predictions: the most likely class of every input, or a regression's numbers.
+
+        Args:
+            x: Inputs, as for ``outputs``.
+        """
+        return predicted(self.experiment, self.outputs(x))
+
+    def plot(self) -> "Image":
+        """Return a matplotlib figure of the evaluations, which a notebook shows."""
+        return _image([Group(self.experiment.config.algorithm, [self.result])])
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page about the run; return its path.
+
+        Args:
+            out: The page's file; by default report.html in the run's folder.
+        """
+        return write_report([self.result], Path(out) if out else self.path / "report.html")
+
+    def resume(
+        self,
+        *,
+        progress: bool = True,
+        callbacks: Sequence[Callback] = (),
+        accept_changes: bool = False,
+    ) -> "Run":
+        """Go on until the last round, as if the run had never been stopped.
+
+        Args:
+            progress: Show a progress bar.
+            callbacks: As for ``fedmom.run``.
+            accept_changes: Go on although data or settings are no longer those that the run was
+                started with.
+
+        Returns:
+            This run.
+        """
+        self.result = finish(
+            self.path,
+            self.experiment,
+            progress=progress,
+            callbacks=callbacks,
+            accept_changes=accept_changes,
+        )
+        self.__dict__.pop("params", None)
+        return self
+
+    def _test_metrics(self) -> dict[str, Any]:
+        runtime = self.experiment.runtime()
+        try:
+            if "test" not in runtime.splits:
+                return {}
+            scores: Scores = runtime.evaluate(self.params, "test")
+        finally:
+            runtime.close()
+        has = np.flatnonzero(self.experiment.data.test.size)
+        columns = {}
+        for name, sums in scores.sums.items():
+            column = np.full(self.experiment.data.clients, np.nan)
+            column[has] = sums / scores.evaluated
+            columns[f"test_{name}"] = column
+        return columns
+
+    def __repr__(self) -> str:
+        config = self.experiment.config
+        place = f"{self.result.done} of {config.rounds} rounds"
+        return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
+
+    def _repr_html_(self) -> str:
+        return _shown({self.experiment.config.algorithm: self.result})
+
+
+class Runs(Mapping[str, Run]):
+    """Several runs by name: a comparison or a sweep.
+
+    ``fedmom.compare``, ``fedmom.sweep`` and ``fedmom.load`` make one.
+
+    Args:
+        path: Their folder.
+        runs: The runs, by name.
+
+    Examples:
+        >>> import tempfile, fedmom
+        >>> runs = fedmom.compare(
+        ...     ["fedavg", "fedmom"],
+        ...     data="synthetic:clients=4",
+        ...     rounds=2,
+        ...     out=tempfile.mkdtemp(),
+        ...     progress=False,
+        ... )
+        >>> list(runs), runs["fedmom"].status
+        (['fedavg', 'fedmom'], 'finished')
+    """
+
+    def __init__(self, path: Path, runs: Mapping[str, Run]) -> None:
+        self.path, self._runs = path, dict(runs)
+
+    def __getitem__(self, name: str) -> Run:
+        return self._runs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def evals(self) -> "pd.DataFrame":
+        """The evaluations of all runs, with a column ``run``."""
+        frames = [run.evals.assign(run=name) for name, run in self.items()]
+        return _pandas().concat(frames, ignore_index=True)
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row per run: the settings that differ, and the last evaluation of every split."""
+        settings = {name: run.result.settings() for name, run in self.items()}
+        _, different = results.common_settings(list(settings.values()))
+        rows = {
+            name: {key: run.settings.get(key) for key in different}
+            | {"seed": run.settings["seed"], "status": run.status}
+            | _last(run.result)
+            for name, run in self.items()
+        }
+        return _pandas().DataFrame.from_dict(rows, orient="index")
+
+    def plot(self) -> "Image":
+        """Return a matplotlib figure of the evaluations; seeds are one curve with its interval."""
+        return _image(as_groups({name: run.result for name, run in self.items()}))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page about the runs; return its path.
+
+        Args:
+            out: The page's file; by default report.html in the runs' folder.
+        """
+        path = Path(out) if out else self.path / "report.html"
+        return write_report([run.result for run in self.values()], path)
+
+    def __repr__(self) -> str:
+        return f"<Runs {self.path}: {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        return _shown({name: run.result for name, run in self.items()})
+
+
+def write_report(found: Sequence[Result], path: Path, goal: float | None = None) -> Path:
+    """Write the page about runs; return its path."""
+    from fedmom.reports import run_page
+
+    return run_page.write(run_page.overview(found, goal), path)
+
+
+def _last(result: Result) -> dict[str, Any]:
+    """Return the numbers of the last evaluation, as ``test_loss`` and so on."""
+    last = {row["split"]: row for row in result.evals}
+    skipped = ("round", "split", "clients", "samples")
+    return {
+        f"{split}_{key}": value
+        for split, row in last.items()
+        for key, value in row.items()
+        if key not in skipped and "_p" not in key
+    }
+
+
+def _image(groups: Sequence[Group]) -> "Image":
+    if "IPython" in sys.modules:  # loading pyplot makes notebooks show figures
+        import matplotlib.pyplot  # noqa: F401
+    return drawing.draw(curves.evaluations(groups))
+
+
+def _shown(found: Mapping[str, Result]) -> str:
+    """Return the table and the figure of runs as HTML, for notebooks."""
+    groups = as_groups(found)
+    content = io.BytesIO()
+    with drawing.quietly():
+        _image(groups).savefig(content, format="svg")
+    image = content.getvalue().decode().partition("<svg")
+    return f"{_html_table(tables.grid(groups, target(groups)))}<svg{image[2]}"
+
+
+def _html_table(grid: Grid) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in grid.columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in grid.rows
+    )
+    return f"<table><caption>{html.escape(grid.title)}</caption><tr>{head}</tr>{rows}</table>"
+
+
+def _pandas() -> Any:
+    try:
+        import pandas as pd
+    except ImportError:
+        raise FedMomError(
+            "DataFrames need an extra: pip install 'fedmom[pandas]'. Without it, run.result.evals"
+            " and run.result.rounds are lists of rows."
+        ) from None
+    return pd

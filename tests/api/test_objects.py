@@ -1,0 +1,259 @@
+"""Objects in the place of names: they get names of their own, and are known again."""
+
+import functools
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedmom
+from fedmom.core.errors import FedMomError
+from fedmom.core.identity import fingerprint, importable, label
+
+RATE = 0.5
+
+
+def scheduled(rate):
+    return lambda t: rate / (1 + t)
+
+
+def with_global(t):
+    return RATE * t
+
+
+def squares(data):
+    return jax.tree.map(jnp.square, data)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a: optax.adam(a),
+        lambda a: optax.chain(optax.clip(1.0), optax.sgd(a)),
+        lambda a: optax.sgd(optax.cosine_decay_schedule(a, 10)),
+        scheduled,
+        lambda a: fedmom.Algorithm(fedmom.fedmom(a)),
+        lambda a: functools.partial(scheduled, a),
+        lambda a: {"w": np.full(3, a)},
+        lambda a: jnp.full(3, a),
+        lambda a: {a, "b"},
+        lambda a: fedmom.clip(norm=a),
+    ],
+)
+def test_equal_objects_have_equal_fingerprints_and_others_have_not(make):
+    assert fingerprint(make(0.1)) == fingerprint(make(0.1))
+    assert fingerprint(make(0.1)) != fingerprint(make(0.2))
+
+
+def test_a_global_number_counts(monkeypatch):
+    before = fingerprint(with_global)
+    monkeypatch.setattr(sys.modules[__name__], "RATE", 0.7)
+    assert fingerprint(with_global) != before
+
+
+def test_code_counts():
+    def twice(x):
+        return 2 * x
+
+    def thrice(x):
+        return 3 * x
+
+    assert fingerprint(twice) != fingerprint(thrice)
+
+
+def test_an_object_that_holds_itself_has_a_fingerprint():
+    loop = []
+    loop.append(loop)
+    assert len(fingerprint(loop)) == 64
+
+
+def test_keys_count_with_their_data():
+    assert fingerprint(jax.random.key(0)) != fingerprint(jax.random.key(1))
+
+
+def test_fingerprints_are_the_same_in_another_process(tmp_path, run_python):
+    code = """
+        import optax, fedmom
+        from fedmom.core.identity import fingerprint
+        def half(t):
+            return 0.5 * t
+        print(fingerprint(optax.adam(half)), fingerprint(fedmom.fedmom(2.0)), fingerprint({"a", "b"}))
+    """
+    (tmp_path / "print_it.py").write_text(textwrap.dedent(code))
+    first, second = (run_python(tmp_path / "print_it.py") for _ in range(2))
+    assert first == second
+
+
+@pytest.fixture
+def run_python():
+    import subprocess
+
+    def run(path):
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    return run
+
+
+def test_labels_and_importable_names():
+    assert label(optax.adam) == "adam"
+    assert label(functools.partial(scheduled, 0.1)) == "scheduled"
+    assert label(lambda t: t) == "lambda"
+    assert importable(scheduled) == f"{__name__}.scheduled"
+    assert importable(scheduled(0.1)) is None
+
+
+def net(width):
+    """A linear model, made anew."""
+
+    def init(key):
+        return {"w": 0.01 * jax.random.normal(key, (60, width)), "b": jnp.zeros(10)}
+
+    def apply(params, x, _key):
+        return jnp.dot(x, params["w"])[:, :10] + params["b"]
+
+    return fedmom.Model(init, apply)
+
+
+def linear(features):
+    """A model as a function of the features."""
+    return net(features.classes)
+
+
+def fixed_cohort(seed, round_):
+    return np.array([(seed + round_) % 4, 3 if (seed + round_) % 4 != 3 else 0])
+
+
+DATA = fedmom.load_data("synthetic:clients=4")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "name"),
+    [
+        ("data", DATA, "synthetic@"),
+        ("model", net(10), "model@"),
+        ("model", linear, f"@{__name__}.linear"),
+        ("algorithm", optax.adam(0.01), "optax@"),
+        ("algorithm", fedmom.Algorithm(fedmom.fedavg(2.0)), "algorithm@"),
+        ("algorithm", fedmom.fedavgm, "@fedmom.algorithms.server.fedavgm"),
+        ("solver", lambda lr: optax.sgd(lr, momentum=0.5), "lambda@"),
+        ("lr", lambda t: 0.01 / (1 + t), "lambda@"),
+        ("server_lr", optax.constant_schedule(1.5), "lambda@"),
+        ("sampler", fixed_cohort, "fixed_cohort@"),
+        ("aggregate", [fedmom.clip(norm=1.0), fedmom.trimmed_mean("uniform")], "stage@"),
+    ],
+)
+def test_an_object_stands_where_a_name_may(setting, value, name, tmp_path):
+    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "cohort", setting: value}
+    run = fedmom.run(**settings, rounds=2, out=tmp_path / "run", progress=False)
+    assert run.status == "finished"
+    assert str(run.settings[setting.replace("_", "-")]).startswith(name)
+    # Another process has none of the tables' new rows: it is the same, given the object.
+    again = fedmom.load(tmp_path / "run", **{setting: value})
+    assert again.settings == run.settings
+
+
+def test_an_object_gives_the_numbers_that_its_name_gives(tmp_path):
+    common = {"data": "synthetic:clients=4", "rounds": 3, "progress": False, "lr": 0.01}
+    by_name = fedmom.run(**common, algorithm="fedmom", out=tmp_path / "a", weighting="cohort")
+    common["data"] = DATA
+    made = fedmom.Algorithm(fedmom.fedmom(1.0, 0.9))
+    by_object = fedmom.run(**common, algorithm=made, out=tmp_path / "b", weighting="cohort")
+    jax.tree.map(np.testing.assert_array_equal, by_name.params, by_object.params)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A program of a user's, with a model of its own, that runs or goes on."""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            import sys, jax, jax.numpy as jnp, optax, fedmom
+            WIDTH = int(sys.argv[2])
+            net = fedmom.Model(
+                lambda key: jax.random.normal(key, (60, WIDTH)) * 0.01,
+                lambda params, x, key: (x @ params)[:, :10],
+            )
+            if sys.argv[1] == "start":
+                stop = lambda event: "enough" if event.round == 2 else None
+                fedmom.run("synthetic:clients=4", model=net, algorithm=optax.sgd(2.0), rounds=4,
+                           lr=0.01, out="run", progress=False, callbacks=[stop])
+            else:
+                run = fedmom.load("run", model=net, algorithm=optax.sgd(2.0))
+                print(run.resume(progress=False).status, run.result.done)
+            """
+        )
+    )
+
+    def call(*arguments):
+        import subprocess
+
+        command = [sys.executable, "program.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return call
+
+
+def test_a_run_with_objects_goes_on_in_another_process(script, tmp_path):
+    assert script("start", "10").returncode == 0
+    other = script("go on", "12")
+    assert "was started with model model@" in other.stderr
+    with pytest.raises(FedMomError, match=r"Give them again: .*model=\.\.\., algorithm=\.\.\."):
+        fedmom.load(tmp_path / "run")
+    assert script("go on", "10").stdout == "finished 4\n"
+
+
+def test_a_function_in_the_working_folder_has_a_name_on_the_command_line(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from fedmom.cli.main import cli
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_methods.py").write_text(
+        "import optax\n"
+        "def fedlion(learning_rate=0.001, momentum=0.9, *, b2: float = 0.99):\n"
+        "    return optax.lion(learning_rate, b1=momentum, b2=b2)\n"
+    )
+    command = "run --data synthetic:clients=4 --rounds 2 --out run --algorithm"
+    done = CliRunner().invoke(cli, [*command.split(), "@my_methods.fedlion:b2=0.9"])
+    assert done.exit_code == 0, done.output
+    assert fedmom.load("run").settings["algorithm"] == "@my_methods.fedlion:b2=0.9"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data": [1, 2]}, "data is a list"),
+        ({"model": 3.5j}, "model is a complex"),
+        ({"algorithm": object()}, "is no algorithm"),
+        ({"algorithm": "@nowhere.fedlion"}, "@nowhere.fedlion cannot be imported"),
+        ({"algorithm": "@fedlion"}, "Write @module.function"),
+        ({"algorithm": "@math.pi"}, "@math.pi is no function"),
+        ({"sampler": [3]}, "is no sampler"),
+        ({"lr": [3]}, "no function of a round"),
+        ({"aggregate": 3.5j}, "aggregate is a complex"),
+        ({"algorithm": optax.sgd(1.0), "server_lr": 2.0}, "has a step size of its own"),
+        ({"model": "net@12345678"}, "is an object that was given from Python"),
+    ],
+)
+def test_what_cannot_stand_there_is_refused_in_a_sentence(settings, words, tmp_path):
+    with pytest.raises(FedMomError, match=words):
+        fedmom.run(**{"data": "synthetic:clients=4", **settings}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_is_not_kept_alive(tmp_path):
+    x, y = np.zeros((6, 2), np.float32), np.zeros(6, np.int64)
+    data = fedmom.from_arrays(x, y, np.arange(6) % 2)
+    run = fedmom.run(data, rounds=1, out=tmp_path / "run", progress=False)
+    name = run.settings["data"]
+    del run, data
+    import gc
+
+    gc.collect()
+    with pytest.raises(FedMomError, match="Give it again"):
+        fedmom.load_data(name)
