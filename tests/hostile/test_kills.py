@@ -62,21 +62,41 @@ def left(folder):
 
 
 def chain(name, tmp_path, kills, seed):
-    """Kill a command so many times, each time somewhere else; return what it leaves at last."""
+    """Kill a command so many times, each time somewhere else; check what it leaves at last.
+
+    One that is done before it is killed is checked, and another one begins.
+    """
     rng = np.random.default_rng(seed)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     before = time.monotonic()
     code, text = finished(*COMMANDS[name], "--out", whole)
     length = time.monotonic() - before
     assert code == 0, text
-    for _ in range(kills):
-        process = started(*again(name, broken))
-        try:
-            process.wait(timeout=rng.uniform(0, length))
-            break  # it was done before the kill
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+    killed = 0
+    while killed < kills:
+        if ended(*again(name, broken), within=rng.uniform(0, length)):
+            check(name, broken, whole)
+            broken = tmp_path / f"broken after {killed}"
+        else:
+            killed += 1
+    check(name, broken, whole)
+
+
+def ended(*args, within):
+    """Start a command, and kill it after so many seconds; tell whether it ended before."""
+    process = started(*args)
+    try:
+        text, _ = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return False
+    assert process.returncode == 0, text
+    return True
+
+
+def check(name, broken, whole):
+    """Let a command come to its end, and compare what it has left with that of another."""
     code, text = finished(*again(name, broken))
     assert code == 0, text
     assert "Traceback" not in text
