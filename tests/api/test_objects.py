@@ -81,7 +81,8 @@ def test_fingerprints_are_the_same_in_another_process(tmp_path, run_python):
         from fedmom.core.identity import fingerprint
         def half(t):
             return 0.5 * t
-        print(fingerprint(optax.adam(half)), fingerprint(fedmom.fedmom(2.0)), fingerprint({"a", "b"}))
+        for value in (optax.adam(half), fedmom.fedmom(2.0), {"a", "b"}):
+            print(fingerprint(value))
     """
     (tmp_path / "print_it.py").write_text(textwrap.dedent(code))
     first, second = (run_python(tmp_path / "print_it.py") for _ in range(2))

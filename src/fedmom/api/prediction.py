@@ -1,16 +1,19 @@
 """A trained model at work: outputs, predictions, and text written by a character model."""
 
 import functools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.data.federated import Features
-from fedmom.data.sources.shakespeare import SYMBOLS, encode
+from fedmom.data.batches import reader
+from fedmom.data.federated import FederatedData
+from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
 
@@ -25,7 +28,7 @@ def outputs(experiment: Experiment, params: Params, x: Any) -> NDArray[Any]:
         params: The model's parameters.
         x: Inputs, of the shape of the training data's; strings for a model of text.
     """
-    rows = _rows(x, experiment.data.features)
+    rows = _rows(x, experiment.data)
     apply = _applied(experiment.model)
     parts = []
     for first in range(0, len(rows), AT_ONCE):
@@ -36,10 +39,67 @@ def outputs(experiment: Experiment, params: Params, x: Any) -> NDArray[Any]:
 
 
 def predicted(experiment: Experiment, found: NDArray[Any]) -> NDArray[Any]:
-    """Return the predictions that a model's outputs mean."""
-    del experiment
-    classes: NDArray[Any] = np.argmax(found, axis=-1)
-    return classes
+    """Return the predictions that a model's outputs mean: in the labels that the data has.
+
+    Args:
+        experiment: The run's parts.
+        found: The outputs, one row per input.
+
+    Returns:
+        Classes, by name where the data names them; a regression's numbers; True for every label
+        that applies.
+    """
+    task = experiment.data.features.task
+    if task == "regression":
+        return found
+    if task == "multilabel":
+        applies: NDArray[Any] = found > 0
+        return applies
+    return labelled(experiment.data, np.argmax(found, axis=-1))
+
+
+def labelled(data: FederatedData, classes: NDArray[Any]) -> NDArray[Any]:
+    """Return classes by their names, where the data names them."""
+    names = _symbols(data) if data.features.kind == "text" else data.class_names
+    return classes if names is None else np.array(list(names))[classes]
+
+
+class Predictions(NamedTuple):
+    """Predictions for some samples of one client, and their labels."""
+
+    client: str
+    split: str
+    labels: NDArray[Any]
+    predicted: NDArray[Any]
+
+
+def over_data(
+    experiment: Experiment, params: Params, data: FederatedData, splits: Sequence[str]
+) -> Iterator[Predictions]:
+    """Predict the samples of a dataset, client after client.
+
+    Args:
+        experiment: The run's parts.
+        params: The model's parameters.
+        data: The dataset, with inputs like those of the training data.
+        splits: ``train``, ``test`` or both.
+    """
+    wanted, given = experiment.data.features, data.features
+    if (given.kind, given.shape) != (wanted.kind, wanted.shape):
+        raise FedMomError(
+            f"{data.name} has {given.kind} inputs of shape {given.shape}, but the model was trained"
+            f" on {wanted.kind} inputs of shape {wanted.shape}."
+        )
+    read = reader(given)
+    for split in splits:
+        users = data.users if split == "train" else data.test_users or data.users
+        for user, start, size in zip(users, *data.split(split), strict=True):
+            for first in range(start, start + size, AT_ONCE):
+                rows = np.arange(first, min(first + AT_ONCE, start + size))
+                x, y = (np.asarray(part) for part in read(data.arrays, jnp.asarray(rows)))
+                labels = labelled(data, y) if given.task in ("classes", "sequence") else y
+                found = predicted(experiment, outputs(experiment, params, x))
+                yield Predictions(user, split, labels, found)
 
 
 def write(
@@ -73,14 +133,15 @@ def write(
         raise FedMomError(f"temperature {temperature} is not a number from 0 on. Take 0.5, say.")
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
-    codes = encode(prompt or "\n")
+    symbols = _symbols(experiment.data)
+    codes = _encoded(prompt or symbols[0], symbols)
     codes = np.concatenate([np.zeros(max(0, window - len(codes)), codes.dtype), codes])
     written = []
     for _ in range(length):
         logits = np.asarray(apply(params, codes[None, -window:].astype(np.int32)))[0]
         code = _drawn(logits.astype(np.float64), temperature, rng)
         codes = np.append(codes[1:], np.array(code, codes.dtype))
-        written.append(SYMBOLS[code])
+        written.append(symbols[code])
     return prompt + "".join(written)
 
 
@@ -91,25 +152,42 @@ def _drawn(logits: NDArray[np.float64], temperature: float, rng: np.random.Gener
     return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))
 
 
-def _rows(x: Any, features: Features) -> NDArray[Any]:
+def _rows(x: Any, data: FederatedData) -> NDArray[Any]:
     """Return inputs as an array that the model takes."""
+    features = data.features
     if features.kind == "text" and not isinstance(x, np.ndarray):
-        return np.stack([_window(text, features.shape[0]) for text in x])
+        return np.stack([_window(text, _symbols(data), features.shape[0]) for text in x])
     rows = np.asarray(x)
-    if rows.dtype.kind == "f":
-        rows = rows.astype(np.float32)
     if rows.ndim == 0 or rows.shape[1:] != features.shape or not len(rows):
         wanted = ", ".join(map(str, features.shape))
         raise FedMomError(
             f"The inputs have the shape {rows.shape}. Give one input per row: (inputs, {wanted})."
         )
-    return rows
+    if rows.dtype == np.uint8 and features.kind == "image":  # as in training
+        return rows.astype(np.float32) / 255
+    return rows.astype(np.float32) if rows.dtype.kind == "f" else rows
 
 
-def _window(text: str, length: int) -> NDArray[Any]:
+def _window(text: str, symbols: Sequence[str], length: int) -> NDArray[Any]:
     """Return the last characters of a text as numbers; a short one is filled up in front."""
-    codes = encode(text)[-length:]
-    return np.pad(codes, (length - len(codes), 0)).astype(np.int32)
+    codes = _encoded(text[-length:], symbols)
+    return np.pad(codes, (length - len(codes), 0))
+
+
+def _symbols(data: FederatedData) -> Sequence[str]:
+    """Return the characters of a text dataset; by default LEAF's."""
+    return data.class_names or SYMBOLS
+
+
+def _encoded(text: str, symbols: Sequence[str]) -> NDArray[np.int32]:
+    places = {symbol: place for place, symbol in enumerate(symbols)}
+    strange = [c for c in text if c not in places]
+    if strange:
+        raise FedMomError(
+            f"{strange[0]!r} is none of the {len(symbols)} characters that the model was trained"
+            f" on: {''.join(symbols)!r}."
+        )
+    return np.array([places[c] for c in text], np.int32)
 
 
 @functools.lru_cache(maxsize=8)

@@ -32,6 +32,15 @@ COMMANDS = {
         "fedmom.cli.report:watch",
         "Show a run, comparison or sweep while it goes on, until Ctrl-C.",
     ),
+    "predict": (
+        "fedmom.cli.trained:predict",
+        "Predict the labels of DATA with a run's model, and write them to a CSV file.",
+    ),
+    "sample": ("fedmom.cli.trained:sample", "Write text with a run's character model."),
+    "export": (
+        "fedmom.cli.trained:export",
+        "Write a run's model as a safetensors file, with a model card.",
+    ),
     "data": (
         "fedmom.cli.data:data_commands",
         "Look at datasets, check them, and prepare them for training.",

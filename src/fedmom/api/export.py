@@ -1,0 +1,121 @@
+"""A trained model as files for others: parameters, and a card that says what it is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.api.onnx_file import onnx_bytes
+from fedmom.api.runs import Run
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import write_atomic
+from fedmom.core.types import Params
+
+TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
+
+
+def export(run: Run, folder: Path, onnx_batch: int | None = None) -> list[Path]:
+    """Write a run's model, a model card and its settings into a new folder.
+
+    Args:
+        run: The run.
+        folder: The new folder.
+        onnx_batch: Also write an ONNX file, for so many inputs in a call.
+
+    Returns:
+        The files.
+    """
+    from safetensors.numpy import save
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedMomError(f"{folder} is not an empty folder. Choose another --out.")
+    tensors = named_tensors(run.params)
+    onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(run, onnx_batch)}
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        TENSORS: save(tensors, {"format": "fedmom", "model": run.result.config.model}),
+        **onnx,
+        CARD: card(run, tensors).encode(),
+        SETTINGS: run.result.config.toml().encode(),
+    }
+    for name, content in files.items():
+        write_atomic(folder / name, content)
+    return [folder / name for name in files]
+
+
+def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
+    """Return a model's parameters by their place in the tree.
+
+    Examples:
+        >>> sorted(named_tensors([{"w": np.ones(2), "b": np.zeros(1)}]))
+        ['0/b', '0/w']
+    """
+    return {
+        "/".join(map(_step, path)) or "params": np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def card(run: Run, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return the model card, in Markdown."""
+    data, result = run.experiment.data, run.result
+    size = sum(tensor.size for tensor in tensors.values())
+    facts = {
+        "data": f"{data.name}: {data.clients:,} clients, {int(data.train.size.sum()):,} training"
+        f" and {int(data.test.size.sum()):,} test samples",
+        "model": f"{result.config.model}, {size:,} parameters",
+        "algorithm": result.config.algorithm,
+        "rounds": f"{result.done:,} of {result.config.rounds:,}, {result.status}",
+        "differential privacy": "none",
+    }
+    sections = [
+        f"# {result.config.model} on {data.name}",
+        "Trained by federated learning with FedMom.",
+        _table(("", ""), list(facts.items())),
+        "## Metrics",
+        f"Of the last evaluation, after round {result.done:,}. Means are weighted by samples;"
+        " percentiles are over clients.",
+        _metrics(result.evals),
+        "## Tensors",
+        f"`{TENSORS}` holds the parameters:",
+        _table(("name", "shape"), [(f"`{k}`", str(v.shape)) for k, v in tensors.items()]),
+        "```python\nfrom safetensors.numpy import load_file\n\n"
+        f'params = load_file("{TENSORS}")\n```',
+        "## Settings",
+        f"All are in `{SETTINGS}`.",
+        _table(("setting", "value"), list(result.settings().items())),
+        "## Versions",
+        _table(("package", "version"), list((result.versions or {}).items())),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _metrics(evals: Any) -> str:
+    last = {row["split"]: row for row in evals}
+    names = [key for key in next(iter(last.values()), {}) if key not in ("round", "split")]
+    rows = [(name, *(_number(row.get(name)) for row in last.values())) for name in names]
+    return _table(("metric", *last), rows)
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _step(key: Any) -> str:
+    """Return one step into a tree as text."""
+    for name in ("key", "idx", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)

@@ -1,0 +1,148 @@
+"""The commands that use a trained model: predict, sample, export."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedmom.cli.output import OUT
+from fedmom.core.errors import FedMomError
+
+FOLDER = click.Path(path_type=Path)
+RUN = click.argument("run", type=FOLDER)
+
+
+@click.command()
+@RUN
+@click.argument("source", metavar="DATA")
+@click.option(
+    "--split",
+    type=click.Choice(["train", "test", "all"]),
+    default="all",
+    show_default=True,
+    help="Which samples of the data.",
+)
+@click.option("--out", type=FOLDER, help="The CSV file [default: predictions.csv in the run].")
+def predict(run: Path, source: str, split: str, out: Path | None) -> None:
+    """Predict the labels of DATA with a run's model, and write them to a CSV file.
+
+    DATA is what --data takes elsewhere: a dataset's name, or a path. It must have inputs like those
+    that the model was trained on.
+
+    \b
+    fedmom predict runs/first synthetic:clients=5
+    fedmom predict runs/writers new.npz --split test --out predictions.csv
+    """
+    import numpy as np
+
+    from fedmom.api.prediction import AT_ONCE, over_data
+    from fedmom.core.files import write_atomic
+    from fedmom.core.progress import track
+    from fedmom.data import load
+
+    trained, data = _opened(run), load(source)
+    splits = ["train", "test"] if split == "all" else [split]
+    parts = over_data(trained.experiment, trained.params, data, splits)
+    total = sum(-(-data.split(name).size // AT_ONCE).sum() for name in splits)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", "split", "label", "prediction"])
+    right = []
+    for part in track(parts, "Predictions", total=int(total), console=OUT):
+        both = zip(part.labels, part.predicted, strict=True)
+        writer.writerows([part.client, part.split, _cell(y), _cell(p)] for y, p in both)
+        right.append((part.labels == part.predicted).ravel())
+    path = out or run / "predictions.csv"
+    write_atomic(path, text.getvalue().encode())
+    found = np.concatenate([np.zeros(0, bool), *right])
+    if trained.experiment.data.features.task != "regression" and found.size:
+        OUT.print(f"{found.mean():.1%} of {found.size:,} labels are right.")
+    OUT.print(f"File: {path}", markup=False)
+
+
+def _cell(value: Any) -> Any:
+    """Return a label as it stands in a CSV file: several numbers are separated by spaces."""
+    import numpy as np
+
+    return " ".join(map(str, np.asarray(value).ravel().tolist())) if np.ndim(value) else value
+
+
+@click.command()
+@RUN
+@click.option("--prompt", default="\n", help="How the text begins.")
+@click.option(
+    "--length",
+    type=click.IntRange(1, 1_000_000),
+    default=400,
+    show_default=True,
+    help="Characters to write.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.7,
+    show_default=True,
+    help="Below 1, likely characters become likelier; 0 always takes the likeliest.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draw.")
+def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -> None:
+    """Write text with a run's character model.
+
+    \b
+    fedmom sample runs/bard --prompt "To be" --length 400
+    """
+    from fedmom.api.prediction import write
+
+    trained = _opened(run)
+    OUT.print(
+        write(
+            trained.experiment,
+            trained.params,
+            prompt,
+            length,
+            temperature=temperature,
+            seed=seed,
+        ),
+        highlight=False,
+    )
+
+
+@click.command()
+@RUN
+@click.option("--out", type=FOLDER, help="The new folder [default: export, in the run's folder].")
+@click.option("--onnx", is_flag=True, help="Also write model.onnx (an extra).")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 65536),
+    default=1,
+    show_default=True,
+    help="Inputs in a call of the ONNX file.",
+)
+def export(run: Path, out: Path | None, onnx: bool, batch: int) -> None:
+    """Write a run's model as a safetensors file, with a model card.
+
+    The card names data, settings and metrics.
+
+    \b
+    fedmom export runs/first --out first-model
+    fedmom export runs/first --onnx --batch 32 --out first-onnx
+    """
+    from fedmom.api.export import export as write
+
+    for file in write(_opened(run), out or run / "export", batch if onnx else None):
+        OUT.print(f"File: {file}")
+
+
+def _opened(folder: Path) -> Any:
+    """Return the run in a folder; one of several is not chosen for the user."""
+    from fedmom.api.calls import load
+    from fedmom.api.runs import Run
+
+    found = load(folder)
+    if not isinstance(found, Run):
+        raise FedMomError(
+            f"{folder} holds {len(found)} runs. Give one, such as {folder / next(iter(found))}."
+        )
+    return found
