@@ -103,13 +103,13 @@ def test_a_comparison_that_was_lost_by_diverging():
 
 def test_one_seed_has_no_differences_and_says_so():
     assert differences.families([group("a", 0.1), group("b", 0.2)]) == []
-    said = differences.sentences([], "a was fast.", 0.3)
+    said = differences.sentences([], "a was fast.", {"fedavg": 0.3, "fedmom": 0.3})
     assert said[0] == (
         "One seed shows no difference between algorithms: give --seeds 10 for intervals."
     )
     assert said[1] == "a was fast."
-    assert "Every algorithm has lr 0.3" in said[2]
-    assert len(differences.sentences([], "", 0.3)) == 2
+    assert "The runs have lr 0.3" in said[2]
+    assert len(differences.sentences([], "", {"fedavg": 0.3})) == 2
 
 
 def test_findings_in_the_words_of_tables():

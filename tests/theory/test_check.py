@@ -1,9 +1,12 @@
-"""The line at the start of a run: does γ keep the condition of the corrected theorem?"""
+"""Does a run's γ keep the condition of the corrected theorem?"""
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import fedmom
 from fedmom import theory
+from fedmom.cli.main import cli
 from fedmom.experiments import build, settings
 from fedmom.theory import check
 from fedmom.theory.constants import Constants
@@ -15,7 +18,7 @@ def prepared(**values):
 
 def test_a_step_that_no_theorem_covers_is_told_in_one_line():
     experiment = prepared(lr=0.5)
-    (note,) = check.notes(experiment)
+    note = check.sentence(experiment)
     setting = check.setting_of(experiment)
     smoothness = check.quick_smoothness(experiment)
     constants = Constants(smoothness=smoothness, variance=0, gap=0)
@@ -23,15 +26,16 @@ def test_a_step_that_no_theorem_covers_is_told_in_one_line():
     for part in (f"lr 0.5 is above {largest:.2g}", "η = 3", "H = 10", "docs/theory.md"):
         assert part in note
     assert "\n" not in note
-    assert check.notes(prepared(lr=largest * 0.99)) == []
-    assert check.notes(prepared(lr=f"linear:start={largest / 2},end=1,rounds=9"))  # later on
+    assert "is at most" in check.sentence(prepared(lr=largest * 0.99))
+    later = prepared(lr=f"linear:start={largest / 2},end=1,rounds=9")
+    assert "lr 1 is above" in check.sentence(later)
 
 
 @pytest.mark.parametrize(
     "values", [{"solver": "adam"}, {"weighting": "cohort"}, {"algorithm": "fedadam"}, {"prox": 1}]
 )
-def test_what_the_theorem_does_not_speak_of_is_not_told(values):
-    assert check.notes(prepared(lr=100.0, **values)) == []
+def test_what_the_theorem_does_not_cover_is_told(values):
+    assert "does not cover this run" in check.sentence(prepared(lr=100.0, **values))
 
 
 def test_the_quick_smoothness_is_below_the_true_one():
@@ -65,8 +69,8 @@ def test_setting_of_a_run_is_what_it_does():
     ],
     ids=str,
 )
-def test_what_changes_the_method_is_not_told_either(values):
-    assert check.notes(prepared(lr=100.0, **values)) == []
+def test_nor_does_it_cover_what_changes_the_method(values):
+    assert "does not cover this run" in check.sentence(prepared(lr=100.0, **values))
 
 
 def test_the_check_does_not_depend_on_workers_and_repeats():
@@ -77,6 +81,15 @@ def test_the_check_does_not_depend_on_workers_and_repeats():
 
 def test_a_model_of_two_client_sizes_is_checked_by_full_gradients_of_the_small():
     """FedSGD's gradient is not worth the wait where even the smallest client is large."""
-    assert check.notes(prepared(lr=100.0, algorithm="fedsgd"))
+    assert "is above" in check.sentence(prepared(lr=100.0, algorithm="fedsgd"))
     large = {"data": "glyphs:writers=2,samples=400", "model": "logreg", "clients-per-round": 1}
-    assert check.notes(prepared(lr=100.0, algorithm="fedsgd", **large)) == []
+    assert "does not cover" in check.sentence(prepared(lr=100.0, algorithm="fedsgd", **large))
+
+
+def test_the_command_says_it_and_the_page_shows_it(tmp_path):
+    run = fedmom.run("synthetic:clients=6", rounds=1, lr=0.5, out=tmp_path / "run", progress=False)
+    page = run.report(tmp_path / "page.html")
+    assert "corrected theorem" not in page.read_text()
+    done = CliRunner().invoke(cli, ["theory", "check", str(run.path)])
+    assert done.output.startswith("lr 0.5 is above ")
+    assert "fedmom: lr 0.5 is above" in run.report(page).read_text()

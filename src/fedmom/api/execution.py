@@ -10,9 +10,10 @@ from rich.console import Console
 from fedmom.api.progress import ManyRuns, tensorboard, watch
 from fedmom.core.errors import DivergedError, FedMomError
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.execute import Callback, execute
+from fedmom.experiments.execute import Callback, execute, warn
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
+from fedmom.experiments.rising import RisingLoss
 from fedmom.experiments.sweep import side_by_side
 
 
@@ -32,6 +33,7 @@ def finish(
     watchers: list[Any] = [
         *([watch(Console(), experiment.config.algorithm)] if progress else []),
         *tensorboard(path, experiment),
+        RisingLoss(warn),
     ]
     with contextlib.ExitStack() as stack:
         for watcher in watchers:

@@ -22,13 +22,11 @@ from fedmom.core.files import free_folder
 from fedmom.experiments import settings
 
 # What `fedmom compare` shows a newcomer: the paper's character model on short roles, in
-# minutes on a laptop. The lr is one where FedMom leads; at 1.0 FedAvg ends ahead (README).
-# Everything else is the paper's setting (M=2, B=10, η=K/M, β=0.9). There are 1,970 test samples,
-# 20 a role: all are evaluated.
+# minutes on a laptop, each algorithm at its own default lr. Everything else is the paper's setting
+# (M=2, B=10, η=K/M, β=0.9). There are 1,970 test samples, 20 a role: all are evaluated.
 COMPARE_DEFAULTS: dict[str, Any] = {
     "data": "shakespeare:roles=100,samples=1000",
     "rounds": 100,
-    "lr": 0.3,
     "eval-every": 10,
     "eval-samples": 2000,
 }
@@ -43,8 +41,8 @@ def run(file: Path | None, out: Path | None, **options: Any) -> None:
     """Train one model with one algorithm.
 
     \b
-    fedmom run --data synthetic --algorithm fedmom --lr 0.01 --rounds 200
-    fedmom run --data shakespeare:roles=100 --lr 0.5 --local-epochs 1 --out runs/bard
+    fedmom run --data synthetic --algorithm fedavg --rounds 200
+    fedmom run --data shakespeare:roles=100,samples=1000 --out runs/bard
     fedmom run --data writers.npz --model lenet5 --lr exponential:start=0.05,rate=0.995
     """
     from fedmom.experiments.build import prepare
@@ -88,8 +86,8 @@ def compare(
 
     \b
     fedmom compare
-    fedmom compare --algorithms fedavg,fedmom,fedadam --data synthetic --lr 0.01
-    fedmom compare --algorithms fedavg,fedmom --data synthetic --lr 0.005 --seeds 10
+    fedmom compare --algorithms fedavg,fedmom,fedadam --data synthetic
+    fedmom compare --algorithms fedavg,fedmom --data synthetic --seeds 10
     """
     from fedmom.experiments import compare as comparisons
 
@@ -117,7 +115,7 @@ def sweep(file: Path | None, grid: tuple[str, ...], out: Path | None, **options:
     In a file, the grid is a table [grid] of lists. Seeds are taken together in the ranking.
 
     \b
-    fedmom sweep --data synthetic --grid 'algorithm=fedavg fedmom' --grid 'lr=0.003 0.01' \\
+    fedmom sweep --data synthetic --grid 'algorithm=fedavg fedmom' --grid 'lr=0.001 0.003 0.01' \\
         --grid 'seed=0 1 2'
     """
     from fedmom.experiments import compare as comparisons
@@ -200,11 +198,13 @@ def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any)
     goal, families = target(groups), differences.families(groups)
     tables.show(OUT, tables.grid(groups, goal), *map(differences.grid, families))
     config = list(experiments.values())[-1].config
+    rates = {e.config.algorithm: e.config.lr for e in experiments.values()}
     if len(groups) > 1:
         OUT.print()
-        for text in differences.sentences(families, tables.verdict(groups, goal), config.lr):
+        for text in differences.sentences(families, tables.verdict(groups, goal), rates):
             tables.say(OUT, text)
-    title = f"{config.model} on {config.data}: M={config.clients_per_round}, lr {config.lr}"
+    title = f"{config.model} on {config.data}: M={config.clients_per_round}, "
+    title += differences.rates_text(rates)
     figure, page = run_page.write_comparison(folder, list(results.values()), title)
     OUT.print(f"Figure: {figure}\nPage: {page}", markup=False)
     _say_risen(results)
@@ -277,10 +277,12 @@ def _execute(folder: Any, experiment: Any, label: str, **how: Any) -> Any:
     """Run in a folder, with progress."""
     from fedmom.api import progress
     from fedmom.experiments.execute import execute
+    from fedmom.experiments.rising import RisingLoss
 
     watchers: list[Any] = [
         progress.watch(OUT, label),
         *progress.tensorboard(folder.path, experiment),
+        RisingLoss(note),
     ]
     with _telling_how_to_go_on(folder.path), contextlib.ExitStack() as stack:
         _say_notes(folder, experiment)
@@ -292,21 +294,21 @@ def _execute(folder: Any, experiment: Any, label: str, **how: Any) -> Any:
 def _say_notes(folder: Any, experiment: Any) -> None:
     """Tell the user what to know before a run; one that goes on has told it before."""
     if folder.is_new():
-        from fedmom.theory import check
-
-        for text in (*experiment.notes, *check.notes(experiment)):
+        for text in experiment.notes:
             note(text)
 
 
 def _say_risen(results: Mapping[str, Any]) -> None:
     """Tell the user of runs that ended worse than they began, without leaving the numbers."""
-    risen = {n: text for n, run in results.items() if not run.stop and (text := run.risen())}
+    from fedmom.experiments.rising import advice
+
+    risen = {n: run for n, run in results.items() if not run.stop and run.risen()}
     if risen:
-        runs = ", ".join(f"{name} {text}" for name, text in list(risen.items())[:MOST_NAMED])
+        runs = ", ".join(f"{name} {run.risen()}" for name, run in list(risen.items())[:MOST_NAMED])
         more = f", and {len(risen) - MOST_NAMED} more" if len(risen) > MOST_NAMED else ""
         note(
-            f"the training loss ended above that of the first model: {runs}{more}. Training may"
-            " have diverged: take a smaller --lr or --server-lr."
+            f"the training loss ended above that of the first model: {runs}{more}."
+            f" {advice(next(iter(risen.values())).config)}"
         )
 
 

@@ -17,6 +17,10 @@ COMMANDS = {
         "fedmom.cli.theory_commands:advise",
         "Advise a step size: what experiments found or which to run, then what is proven.",
     ),
+    "check": (
+        "fedmom.cli.theory_check:check_",
+        "Say whether a run's lr keeps the condition of the corrected theorem.",
+    ),
     "counterexample": (
         "fedmom.cli.theory_commands:counterexample_",
         "Show the case that breaks the paper's Theorem 1, with the corrected bound beside it.",

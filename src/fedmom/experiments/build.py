@@ -16,6 +16,7 @@ from fedmom.core.types import Schedule
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import limits
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
+from fedmom.experiments.step_sizes import default_lr
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime, Workload
@@ -202,6 +203,8 @@ def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = DEFAULT_MODEL[data.features.kind]
+    if config.lr == AUTO:
+        filled["lr"] = default_lr(data.features.kind, config.algorithm)
     if config.server_lr == AUTO and _has_rate(config.algorithm):
         filled["server_lr"] = _auto_server_lr(config, data.clients)
     if algorithms.algorithm(config.algorithm).full_gradient:

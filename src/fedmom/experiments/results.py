@@ -1,5 +1,6 @@
 """The one type that reads a run: how far it came, why it stopped, curves and final numbers."""
 
+import contextlib
 import json
 import statistics
 from collections import Counter
@@ -14,6 +15,7 @@ from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
 
 Points = list[tuple[int, float]]
+THEORY = "theory.json"  # what `fedmom theory check` has said of a run
 LISTS = ("compare.json", "sweep.json")
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
@@ -106,6 +108,12 @@ class Result:
         if len(losses) < 2 or losses[0][0] != 0 or losses[-1][1] <= losses[0][1]:
             return ""
         return f"from {losses[0][1]:.4g} to {losses[-1][1]:.4g}"
+
+    def theory(self) -> str:
+        """Return what the theory says of the run, if it was asked; else nothing."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            return str(json.loads((self.path / THEORY).read_bytes())["sentence"])
+        return ""
 
     @property
     def seconds(self) -> float:

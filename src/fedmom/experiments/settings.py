@@ -74,7 +74,6 @@ def _known(table: Registry) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Rate = Annotated[float | str, BeforeValidator(_number_or_schedule)]
 OptionalRate = Annotated[float | str | None, BeforeValidator(_optional_number_or_schedule)]
 OptionalCount = Annotated[int | str | None, BeforeValidator(_whole_or_schedule)]
 RateOrAuto = Annotated[float | str, BeforeValidator(_rate_or_auto)]
@@ -126,7 +125,11 @@ class RunConfig(BaseModel):
     solver: Annotated[str, _known(SOLVERS)] = Field(
         "sgd", description="Client optimizer, with options, such as sgd:momentum=0.9 or adam."
     )
-    lr: Rate = Field(0.1, description="Local step size γ: a number or a schedule over rounds.")
+    lr: RateOrAuto = Field(
+        AUTO,
+        description="Local step size γ: a number, a schedule over rounds, or auto (what suited the"
+        " algorithm on data of this kind).",
+    )
     prox: float = Field(0.0, ge=0, description="FedProx's μ: pull towards the server's model.")
     server_lr: RateOrAuto = Field(
         "auto",

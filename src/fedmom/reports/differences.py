@@ -1,6 +1,6 @@
 """Differences paired over seeds: as tables, and in plain words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedmom.experiments import pairs
 from fedmom.experiments.pairs import Family, Pair
@@ -12,7 +12,7 @@ from fedmom.reports.tables import NONE
 COLUMNS = ("seeds", "difference", f"interval ({PERCENT})", "p (Holm)", "finding")
 SMALLEST = 0.001  # p-values below it are shown as such
 EQUAL = f"equal within ±{MARGIN:g}"
-LR = "Every algorithm has lr {}: give each its own best lr before you conclude (docs/runs.md)."
+LR = "The runs have {}: give each algorithm its own best lr before you conclude (docs/runs.md)."
 ONE_SEED = "One seed shows no difference between algorithms: give --seeds 10 for intervals."
 
 
@@ -23,16 +23,30 @@ def families(groups: Sequence[Group]) -> list[Family]:
     return [pairs.family(groups, measure) for measure in (pairs.ACCURACY, pairs.LOSS)]
 
 
-def sentences(families: Sequence[Family], fastest: str, lr: float | str) -> list[str]:
+def sentences(
+    families: Sequence[Family], fastest: str, rates: Mapping[str, float | str]
+) -> list[str]:
     """Return what a comparison ends with, in plain words.
 
     Args:
         families: What was compared; none with one seed.
         fastest: Who was fastest, a sentence, or nothing.
-        lr: The step size, which all algorithms share.
+        rates: Every algorithm's lr.
     """
     found = [sentence(family) for family in families] or [ONE_SEED]
-    return [text for text in (*found, fastest, LR.format(lr)) if text]
+    return [text for text in (*found, fastest, LR.format(rates_text(rates))) if text]
+
+
+def rates_text(rates: Mapping[str, float | str]) -> str:
+    """Return step sizes in a few words: one for all, or each algorithm's own.
+
+    Examples:
+        >>> rates_text({"fedavg": 0.1, "fedmom": 0.1}), rates_text({"fedavg": 0.1, "fedmom": 0.01})
+        ('lr 0.1', 'lr 0.1 (fedavg), 0.01 (fedmom)')
+    """
+    if len(set(rates.values())) == 1:
+        return f"lr {next(iter(rates.values()))}"
+    return "lr " + ", ".join(f"{lr} ({algorithm})" for algorithm, lr in rates.items())
 
 
 def grid(family: Family) -> Grid:

@@ -50,6 +50,7 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
         Section("Evaluations", [evaluations]),
         Section("Rounds", [curves.rounds(groups)]),
         *([Section("Diagnostics", [diagnostics])] if diagnostics else []),
+        *_theory(groups),
         Section("Settings", _settings(groups)),
     ]
     return Overview(*_headline(groups), sections, evaluations)
@@ -125,6 +126,17 @@ def _headline(groups: Sequence[Group]) -> tuple[str, str]:
     if runs > len(groups):
         return title, f"{runs} runs with {len(groups)} different settings"
     return title, f"{runs} runs, one seed each"
+
+
+def _theory(groups: Sequence[Group]) -> list[Section]:
+    """Return what the theory says of the runs it was asked about; no section without any."""
+    said = [
+        f"{group.label}{_seed(run, group)}: {text}"
+        for group in groups
+        for run in group.runs
+        if (text := run.theory())
+    ]
+    return [Section("Theory", [Words("\n\n".join(said))])] if said else []
 
 
 def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Before a run: does γ keep the condition of the corrected theorem?"""
+"""Does a run's γ keep the condition of the corrected theorem?"""
 
 from dataclasses import replace
 
@@ -19,32 +19,37 @@ STEP = 0.01  # length of a difference, relative to the model's
 FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client is not worth the wait
 
 
-def notes(experiment: Experiment) -> list[str]:
-    """Say in one line when γ is too large for the corrected theorem, with the numbers.
+def sentence(experiment: Experiment) -> str:
+    """Say whether γ keeps the condition of the corrected theorem, with the numbers.
 
     L is a rough estimate and B² is taken as 1, the mildest there is. The theorem speaks of
     FedAvg, FedSGD and FedMom with plain local SGD and population weights.
+
+    Args:
+        experiment: The run.
     """
     config = experiment.config
     if not _covered(experiment):
-        return []
+        return (
+            "The corrected theorem does not cover this run: it is about FedSGD, FedAvg and FedMom"
+            " with plain SGD on the clients, uniform sampling and population weights."
+        )
     smoothness = quick_smoothness(experiment)
     if not 0 < smoothness < float("inf"):
-        return []
+        return "L cannot be estimated at the first model: its gradients do not change, or overflow."
     setting = setting_of(experiment)
     constants = Constants(smoothness=smoothness, variance=0.0, gap=0.0)
-    last = config.rounds - 1
-    lr = max(schedules.at(experiment.work.lr, t) for t in (0, last))
-    if corrected_applies(constants, setting, lr):
-        return []
+    lr = max(schedules.at(experiment.work.lr, t) for t in (0, config.rounds - 1))
     largest = corrected_fedmom_max_lr(constants, setting)
-    return [
-        f"lr {lr:g} is above {largest:.2g}, the largest for which the corrected theorem bounds"
+    held = corrected_applies(constants, setting, lr)
+    place = "is at most" if held else "is above"
+    rest = "" if held else " The bounds are loose, and it may well converge: docs/theory.md."
+    return (
+        f"lr {lr:g} {place} {largest:.2g}, the largest for which the corrected theorem bounds"
         f" this run (L ≈ {smoothness:.2g} at the first model, H = {setting.local_steps},"
         f" η = {setting.server_lr:g}, β = {setting.momentum:g}, K = {setting.clients},"
-        f" M = {setting.per_round}). The bounds are loose, and it may well converge:"
-        " docs/theory.md."
-    ]
+        f" M = {setting.per_round}).{rest}"
+    )
 
 
 def setting_of(experiment: Experiment) -> Setting:
