@@ -9,9 +9,11 @@ STEP_SIZES = {
         "fedmom": 0.001,
         "fedavgm": 0.001,
         "fedadagrad": 0.1,
+        "fedadam": 0.1,
+        "fedyogi": 0.1,
     },
-    "image": {},
-    "text": {},
+    "image": {"fedsgd": 0.1, "fedavg": 0.03, "fedmom": 0.01},
+    "text": {"fedsgd": 1.0, "fedavg": 1.0, "fedmom": 0.3},
 }
 
 
