@@ -139,3 +139,33 @@ def test_a_round_without_replies_is_shown_without_a_loss():
     assert "2/12" in text
     assert "loss 0.250" in text
     assert "None" not in text
+
+
+NUMBERS = ["loss 2.162", "test acc 0.375", "train acc 0.380", "12.5 rounds/s"]
+
+
+@pytest.mark.parametrize(
+    ("width", "seen"),
+    [(37, 0), (38, 1), (52, 1), (53, 2), (60, 2), (80, 3), (83, 4), (120, 4), (200, 4)],
+)
+def test_the_line_fits_and_leaves_out_what_is_least_needed(width, seen):
+    line = progress.fitted_line(width, "fedmom", (35, 100), "0:01:02", NUMBERS)
+    assert len(line.plain) <= width
+    for text in ("fedmom", "35/100", "0:01:02", *NUMBERS[:seen]):
+        assert text in line.plain
+    assert not any(text in line.plain for text in NUMBERS[seen:])
+    assert line.plain.count("━") >= progress.LEAST_BAR
+
+
+def test_a_long_name_is_cut():
+    line = progress.fitted_line(60, "fedadam:tau=0.001,b2=0.99", (1, 100000), "5:00:00", NUMBERS)
+    assert len(line.plain) <= 60
+    assert line.plain.startswith("fedadam:tau=0.…")
+
+
+def test_the_bar_grows_with_the_rounds():
+    full = [
+        sum(len(line.plain[a:b]) for a, b, style in line.spans if style == "bar.complete")
+        for line in (progress.fitted_line(80, "x", (n, 10), "0:01", []) for n in (0, 5, 10))
+    ]
+    assert full == [0, progress.MOST_BAR // 2, progress.MOST_BAR]

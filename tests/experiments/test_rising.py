@@ -11,7 +11,9 @@ TASK = {"data": "synthetic:clients=10", "eval_every": 2, "progress": False}
 
 
 def test_a_rising_loss_is_told_once_while_the_run_goes_on(tmp_path):
-    with pytest.warns(UserWarning, match=r"after round 6 the training loss is .* Try --lr 0\.05") as w:
+    with pytest.warns(
+        UserWarning, match=r"after round 6 the training loss is .* Try --lr 0\.05"
+    ) as w:
         run = fedmom.run(**TASK, rounds=12, lr=0.5, out=tmp_path / "run")
     assert len(w) == 1
     first, *later = (loss for _, loss in run.result.curve("train", "loss"))

@@ -1,20 +1,17 @@
 """What a run shows while it goes on: a live bar on a terminal, plain lines elsewhere."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
-    BarColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
-    TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -25,6 +22,10 @@ from fedmom.experiments.results import Result
 from fedmom.experiments.sweep import Outcome
 from fedmom.training.loop import Record
 
+LEAST_BAR, MOST_BAR = 5, 30  # columns
+NOT_SCORES = ("round", "split", "loss", "clients", "samples")
+SHORT = {"accuracy": "acc"}
+
 
 class RoundsPerSecond(ProgressColumn):
     """Rounds per second."""
@@ -34,21 +35,79 @@ class RoundsPerSecond(ProgressColumn):
         return Text(f"{task.speed:.1f} rounds/s" if task.speed else "compiling", "cyan")
 
 
+class Line(ProgressColumn):
+    """A run in one line, as wide as the terminal: what is least needed is left out first."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        """Return the line."""
+        fields = task.fields
+        rate = f"{task.speed:.1f} rounds/s" if task.speed else "compiling"
+        return fitted_line(
+            self._console.width - 1,
+            task.description,
+            (int(task.completed), int(task.total or 0)),
+            _clock(task.time_remaining),
+            [fields["loss"], fields["test"], fields["train"], rate],
+        )
+
+
+def fitted_line(
+    width: int, name: str, done: tuple[int, int], left: str, numbers: Sequence[str]
+) -> Text:
+    """Return a progress line that fits a width: name, bar, round, time left, then numbers.
+
+    Args:
+        width: The columns there are.
+        name: What runs; cut where there is little room.
+        done: Rounds done, and all rounds.
+        left: The time left.
+        numbers: Texts, the most needed first; the last ones are left out where there is no room.
+
+    Examples:
+        >>> fitted_line(34, "fedavg", (5, 10), "0:09", ["loss 0.5", "acc 0.8"]).plain
+        'fedavg ━━━━━━━━━━ 5/10 0:09 loss 0.5'
+    """
+    place = f"{done[0]}/{done[1]}"
+    name = name if len(name) <= width // 4 else name[: width // 4 - 1] + "…"
+    room = width - len(name) - len(place) - len(left) - LEAST_BAR - 3
+    shown = []
+    for text in filter(None, numbers):
+        if len(text) + 1 > room:
+            break
+        shown.append(text)
+        room -= len(text) + 1
+    bar = min(LEAST_BAR + max(0, room), MOST_BAR)
+    full = bar * done[0] // max(done[1], 1)
+    return Text(" ").join(
+        [
+            Text(name, "bold"),
+            Text.assemble(("━" * full, "bar.complete"), ("━" * (bar - full), "bar.back")),
+            Text(place, "progress.download"),
+            Text(left, "progress.remaining"),
+            *(Text(text, "green" if "test" in text else "") for text in shown),
+        ]
+    )
+
+
+def _clock(seconds: float | None) -> str:
+    """Return a time as hours, minutes and seconds, in as few digits as it takes."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 class LiveBar:
-    """One line that moves: round, rate, time left, loss, accuracy."""
+    """One line that moves: round, time left, loss, metrics, rate."""
 
     def __init__(self, console: Console, label: str) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=24 if console.width >= 110 else 8),
-            MofNCompleteColumn(),
-            RoundsPerSecond(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[train]}", markup=False),
-            TextColumn("{task.fields[test]}", style="green", markup=False),
-            console=console,
-        )
-        self._task = self._progress.add_task(label, total=None, train="", test="")
+        self._progress = Progress(Line(console), console=console)
+        self._task = self._progress.add_task(label, total=None, loss="", train="", test="")
 
     def __enter__(self) -> "LiveBar":
         self._progress.start()
@@ -64,12 +123,13 @@ class LiveBar:
     def round(self, record: Record) -> None:
         """Move on by one round."""
         if record.train_loss is not None:
-            self._progress.update(self._task, train=f"loss {record.train_loss:.3f}")
+            self._progress.update(self._task, loss=f"loss {record.train_loss:.3f}")
         self._progress.advance(self._task)
 
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Show the newest evaluation."""
-        self._progress.update(self._task, test=short_summary(rows))
+        shown: dict[str, Any] = {row["split"]: score(row) for row in rows}
+        self._progress.update(self._task, **shown)
 
 
 class PlainLines:
@@ -141,9 +201,10 @@ def watch(console: Console, label: str) -> LiveBar | PlainLines:
     return LiveBar(console, label) if console.is_terminal else PlainLines(console, label)
 
 
-def short_summary(rows: list[dict[str, Any]]) -> str:
-    """Return the accuracies of an evaluation, short enough for a line beside a bar."""
-    return "  ".join(f"{row['split']} acc {row['accuracy']:.3f}" for row in rows)
+def score(row: Mapping[str, Any]) -> str:
+    """Return the first metric of an evaluation, short enough for a line beside a bar."""
+    name = next((key for key in row if key not in NOT_SCORES), "loss")
+    return f"{row['split']} {SHORT.get(name, name)} {row[name]:.3f}"
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
