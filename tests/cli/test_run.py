@@ -196,7 +196,7 @@ def test_a_terminal_gets_a_live_bar():
     os.close(leader)
     assert child.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
-    for part in ("6/6", "rounds/s", "loss ", "train acc ", "test acc ", "0:00:0"):
+    for part in ("6/6", "rounds/s", "loss ", "train acc ", "test acc ", "0:00"):
         assert part in text
 
 
@@ -227,7 +227,7 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
     for part in ("logreg on synthetic", "3 runs, one seed each", "Settings that differ"):
         assert part in shown
     assert "One seed shows no difference between algorithms: give --seeds 10" in words(text)
-    assert "Every algorithm has lr 0.001: give each its own best lr" in words(text)
+    assert "The runs have lr 0.001: give each algorithm its own best lr" in words(text)
     assert "paired by seed" not in text + shown
 
 
@@ -373,9 +373,9 @@ def test_a_comparison_over_seeds_survives_runs_that_diverge(monkeypatch, capsys)
 
 
 def test_notes_are_told_once_for_all_seeds(monkeypatch, capsys):
-    options = [*SMALL[:-1], "--lr=5", "--algorithms=fedavg", "--seeds=2", "--out=c"]
+    options = [*SMALL, "--server-lr=0.5", "--algorithms=fedavg", "--seeds=2", "--out=c"]
     _, _, err = main(monkeypatch, capsys, "compare", *options)
-    assert words(err).count("note: lr 5 is above") == 1
+    assert words(err).count("note: server-lr 0.5 is outside") == 1
 
 
 # ---- sweep

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmom import data as datasets
-from fedmom.cli.output import OUT, note, stopped
+from fedmom.cli.output import OUT, note, page, stopped
 from fedmom.core import registry
 from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction import plan
@@ -75,7 +75,8 @@ def paper(
     OUT.print(_summary(made.verdicts))
     if made.progress:
         OUT.print(made.progress)
-    OUT.print(f"Page: {made.page}\nFigures: {folder / 'figures'}\nTables: {folder / 'tables'}")
+    page(made.page)
+    OUT.print(f"Figures: {folder / 'figures'}\nTables: {folder / 'tables'}")
 
 
 def _summary(verdicts: Sequence[Verdict]) -> Table:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedmom.cli.output import OUT
+from fedmom.cli.output import OUT, page
 from fedmom.core.errors import FedMomError
 
 FOLDER = click.Path(path_type=Path)
@@ -48,7 +48,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     for files in track(figures, "Figures", total=len(view.figures()), console=OUT):
         also = ", ".join(file.suffix[1:] for file in files[1:])
         OUT.print(f"Figure: {files[0]} (also {also})", markup=False)
-    OUT.print(f"Page: {run_page.write(view, path)}", markup=False)
+    page(run_page.write(view, path))
 
 
 @click.command()

@@ -15,7 +15,7 @@ from fedmom.cli.options import (
     setting_options,
     split_names,
 )
-from fedmom.cli.output import OUT, failed, note, stopped
+from fedmom.cli.output import OUT, failed, note, page, stopped
 from fedmom.cli.start import under_way
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.files import free_folder
@@ -205,20 +205,22 @@ def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any)
             tables.say(OUT, text)
     title = f"{config.model} on {config.data}: M={config.clients_per_round}, "
     title += differences.rates_text(rates)
-    figure, page = run_page.write_comparison(folder, list(results.values()), title)
-    OUT.print(f"Figure: {figure}\nPage: {page}", markup=False)
+    figure, made = run_page.write_comparison(folder, list(results.values()), title)
+    OUT.print(f"Figure: {figure}", markup=False)
+    page(made)
     _say_risen(results)
 
 
 def _finish_sweep(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.experiments import sweep as sweeps
-    from fedmom.reports import ranking, tables
+    from fedmom.reports import ranking, sweep_page, tables
 
     results = _run_side_by_side(folder, experiments, **how)
     groups = sweeps.groups(results)
     tables.show(OUT, ranking.grid(groups))
     OUT.print(f"Table: {ranking.write(folder / 'sweep.csv', groups)}", markup=False)
+    page(sweep_page.write(folder, groups))
     _say_risen(results)
 
 

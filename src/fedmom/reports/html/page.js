@@ -92,7 +92,7 @@
     const lines = chart.marks.filter((m) => m.kind === "line").length;
     return {
       autosize: true, showlegend: false, uirevision: "kept", barmode: "group", bargap: 0.15,
-      margin: { l: 46, r: 16, t: finger ? 30 : 6, b: 38 },
+      margin: { l: 46, r: 16, t: 30, b: 38 }, // the buttons stand above the curves
       paper_bgcolor: "transparent", plot_bgcolor: "transparent",
       font: { family: getComputedStyle(document.body).fontFamily, size: 11.5, color: variable("--soft") },
       hovermode: heat || lines > FEW ? "closest" : "x unified",
@@ -140,6 +140,7 @@
   }
 
   async function drawAll() {
+    if (typeof Plotly === "undefined") return; // it is still being unpacked
     for (const id of Object.keys(data.figures)) if (element(id)) await drawFigure(id);
     root.dataset.drawn = "yes";
   }
@@ -222,6 +223,7 @@
     root.dataset.theme = "light";
     folded = [...document.querySelectorAll("details:not([open])")];
     for (const part of folded) part.open = true;
+    if (typeof Plotly === "undefined") return;
     for (const id of Object.keys(data.figures)) {
       drawLegend(id);
       const { columns } = data.figures[id];
@@ -233,6 +235,7 @@
   });
   addEventListener("afterprint", () => {
     for (const part of folded) part.open = false;
+    if (typeof Plotly === "undefined") return;
     for (const id of Object.keys(data.figures)) {
       plotsOf(id).forEach((plot) => Plotly.relayout(plot, { width: null, height: null }));
     }
@@ -298,7 +301,26 @@
     if (news.figures) await take(news);
   }
 
-  drawAll().then(() => {
+  // ---- Plotly, which the page holds packed
+
+  async function unpack() {
+    const text = atob(element("plotly").textContent);
+    const bytes = Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+
+  async function begin() {
+    if (typeof DecompressionStream === "undefined") {
+      element("old").hidden = false;
+      return;
+    }
+    await unpack();
+    await drawAll();
     if (document.body.classList.contains("live")) follow();
-  });
+  }
+
+  begin();
 })();

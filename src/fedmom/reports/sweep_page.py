@@ -1,0 +1,95 @@
+"""The page of a sweep: the ranking, the grid as a heat map, and the curves."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedmom.experiments.results import Group, Result, common_settings
+from fedmom.reports import ranking, run_page
+from fedmom.reports.charts import Chart, Figure, Heat
+from fedmom.reports.html import Section, write_page
+
+MEASURES = (("train", "loss", "Training loss"), ("test", "accuracy", "Test accuracy"))
+
+
+def write(folder: Path, groups: Sequence[Group]) -> Path:
+    """Write the page of a sweep into its folder; return its path.
+
+    Args:
+        folder: The sweep's folder.
+        groups: Its runs, seeds taken together.
+    """
+    view = run_page.overview([run for group in groups for run in group.runs])
+    grid = heat_maps(groups)
+    sections = [
+        Section("Ranking", [ranking.grid(groups)]),
+        *([Section("Grid", [grid])] if grid else []),
+        *view.sections[1:],  # the ranking has the numbers already
+    ]
+    return write_page(folder / "sweep.html", view.title, sections, view.about)
+
+
+def heat_maps(groups: Sequence[Group]) -> Figure | None:
+    """Return the end of every run of a grid as shades; None if nothing is varied.
+
+    The setting with the most values is across; all others together are down.
+
+    Args:
+        groups: The runs of the sweep, seeds taken together.
+    """
+    settings = [group.runs[0].settings() for group in groups]
+    varied = common_settings(settings)[1]
+    if not varied:
+        return None
+    across = max(varied, key=lambda name: len({each.get(name) for each in settings}))
+    down = _telling([name for name in varied if name != across], settings)
+    rows = list(dict.fromkeys(_row(each, down) for each in settings))
+    columns = sorted({each.get(across, "–") for each in settings}, key=_order)
+    charts = []
+    for split, key, title in MEASURES:
+        cells = {
+            (_row(each, down), each.get(across, "–")): _mean(group.steady, split, key)
+            for each, group in zip(settings, groups, strict=True)
+        }
+        if all(map(math.isnan, cells.values())):
+            continue
+        shades = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
+        charts.append(Chart(title, across, "", [Heat(title, rows, columns, shades)]))
+    note = "After the last evaluation, means over seeds. An empty cell was not run, or diverged."
+    return Figure("grid", "Where the runs ended", charts, columns=2, note=note) if charts else None
+
+
+def _telling(names: list[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Leave out settings that follow from the others, such as an algorithm's own momentum."""
+    kept = list(names)
+    for name in reversed(names):
+        others = [other for other in kept if other != name]
+        if len({_row(each, others) for each in settings}) == len(
+            {_row(each, kept) for each in settings}
+        ):
+            kept = others
+    return kept
+
+
+def _row(settings: Mapping[str, str], names: Sequence[str]) -> str:
+    parts = (
+        settings.get(name, "–") if name == "algorithm" else f"{name} {settings.get(name, '–')}"
+        for name in names
+    )
+    return ", ".join(parts) or "all"
+
+
+def _order(text: str) -> tuple[float, str]:
+    """Numbers by size, then texts by letter."""
+    try:
+        return float(text), text
+    except ValueError:
+        return math.inf, text
+
+
+def _mean(runs: Sequence[Result], split: str, key: str) -> float:
+    if all(run.diverged for run in runs):
+        return math.nan
+    values = [value for run in runs if (value := run.last(split, key)) is not None]
+    return statistics.fmean(values) if values else math.nan
