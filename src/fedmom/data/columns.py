@@ -56,7 +56,7 @@ def ids(table: Table, name: str) -> NDArray[Any]:
     import pyarrow.types as types
 
     column = table.read(name)
-    if not (types.is_integer(column.type) or types.is_floating(column.type)):
+    if types.is_temporal(column.type) or types.is_boolean(column.type):
         column = column.cast(pa.string())
     found = _array(f"{table.name}: client column {name!r}", column)
     if found.dtype.kind == "O":

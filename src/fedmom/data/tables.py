@@ -103,7 +103,7 @@ def _named(table: Table, labels: Labels, names: Sequence[str] | None) -> Labels:
 
 
 def _check_columns(table: Table, wanted: Sequence[str]) -> None:
-    if len(table.columns) == 1 and table.columns[0] not in wanted:
+    if len(table.columns) == 1 and any(name not in table.columns for name in wanted):
         raise FedMomError(
             f"{table.name} has one column, {table.columns[0]!r}. Columns are separated by commas in"
             " .csv files, and by tabs in .tsv files."

@@ -124,8 +124,8 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
     check_memory(str(top), 8 * size, "Take fewer files.")
     texts = [_read(file) for file in files]
     if in_folders == {True}:
-        return texts, np.array([file.parent.name for file in files], object)
-    return texts, np.array([file.stem for file in files], object) if as_clients else None
+        return texts, numbers_or_texts([file.parent.name for file in files])
+    return texts, numbers_or_texts([file.stem for file in files]) if as_clients else None
 
 
 def _read(file: Path) -> str:
@@ -153,7 +153,7 @@ def _joined(
         rows = dealt(partition, None, np.zeros(len(texts), bool), seed)
         clients = Owners([f"client{k}" for k in range(int(rows.max()) + 1)], rows)
     else:
-        clients = owners(name, numbers_or_texts(ids.tolist()) if ids.dtype.kind == "O" else ids)
+        clients = owners(name, ids)
     if len(clients.rows) != len(texts):
         raise FedMomError(
             f"{name}: there are {len(texts)} texts and {len(clients.rows)} client ids. Give one"
