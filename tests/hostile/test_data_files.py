@@ -11,7 +11,7 @@ from fedmom.data import load, statistics
 from fedmom.data.checksums import check_store
 from fedmom.data.save import save_store
 from fedmom.data.sources.arrays import from_npz
-from fedmom.data.sources.shakespeare import from_texts
+from fedmom.data.sources.shakespeare import from_roles
 from fedmom.data.store import open_store
 from tests.conftest import population
 from tests.hostile.mutation import contents, sentence, spoiled
@@ -39,7 +39,7 @@ def rows(folder):
 
 
 def text(folder):
-    data = from_texts("t", {"a": "to be or not " * 90, "b": "that is the question " * 60})
+    data = from_roles("t", {"a": "to be or not " * 90, "b": "that is the question " * 60})
     save_store(data, folder / "text", {"made": "here"})
     return folder / "text"
 

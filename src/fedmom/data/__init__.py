@@ -79,7 +79,7 @@ def path_of(spec: str) -> tuple[Path, str] | None:
         path, end = user_path(spec, "--data"), 0
         path.exists()  # a name that is too long is told as the user wrote it
     prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
-    if is_store(prepared):
+    if end in (0, len(spec)) and is_store(prepared):
         return prepared, ""
     return (path.resolve(), spec[end + 1 :]) if end else None
 
