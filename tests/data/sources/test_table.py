@@ -242,3 +242,10 @@ def test_a_path_with_options_is_a_dataset(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(table, kind.__name__.replace("as_", "_"), None)  # packed by now
     again = load(f"{path}:client=user,label=ill,features=height+age,test_fraction=0.5,seed=7")
     assert again.checksum == data.checksum
+
+
+def test_texts_that_are_no_utf8_are_refused(tmp_path):
+    bad = pa.array([b"ann", b"b\xa0b"]).view(pa.string())
+    pq.write_table(pa.table({"u": bad, "a": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+    with pytest.raises(FedMomError, match=r"t\.parquet cannot be read: .*UTF8"):
+        fedmom.from_parquet(tmp_path / "t.parquet", client="u", label="y")

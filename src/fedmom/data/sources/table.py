@@ -267,6 +267,7 @@ def _parquet(path: Path) -> Table:
     def read(name: str) -> "pa.ChunkedArray":
         with _readable(path, pa):
             column = file.read([name], use_threads=False).column(name)
+            column.validate(full=True)  # texts that are no UTF-8, places outside a dictionary
         if len(column) != rows:
             raise FedMomError(f"{path.name}: column {name!r} has {len(column)} of {rows} rows.")
         return column
