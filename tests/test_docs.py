@@ -12,7 +12,9 @@ from pkgutil import resolve_name
 
 import click
 import numpy as np
+import pandas
 import pytest
+from PIL import Image
 
 from fedmom.cli.main import cli
 from fedmom.experiments import settings, sweep
@@ -71,7 +73,32 @@ def datasets(tmp_path_factory):
             values = rng.integers(0, 256 if len(shape) > 1 else 10, shape, np.uint8)
             head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
             (folder / "mnist" / f"{name}-{kind}-ubyte").write_bytes(head + values.tobytes())
+    own_data(folder, rng)
     return folder
+
+
+def own_data(folder, rng):
+    """A table, pictures and texts, as a user may have them."""
+    table = pandas.DataFrame(
+        {
+            "user": [f"user {k % 6}" for k in range(120)],
+            "age": rng.integers(18, 90, 120),
+            "weight": rng.normal(70, 10, 120),
+            "ill": rng.choice(["no", "yes"], 120),
+            "held_out": np.arange(120) >= 100,
+        }
+    )
+    table.to_csv(folder / "visits.csv", index=False)
+    table.to_parquet(folder / "visits.parquet")
+    for client in ("ann", "bob"):
+        for label in ("cat", "dog"):
+            (folder / "photos" / client / label).mkdir(parents=True)
+            for k in range(5):
+                pixels = rng.integers(0, 256, (20, 18, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / "photos" / client / label / f"{k}.png")
+    (folder / "letters").mkdir()
+    for client in ("ann", "bob"):
+        (folder / "letters" / f"{client}.txt").write_text(f"Dear reader, {client} is well. " * 9)
 
 
 @pytest.fixture
@@ -79,7 +106,7 @@ def workplace(datasets, tmp_path, monkeypatch):
     """A folder for one page's commands, where that data is at hand."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDMOM_CACHE", str(datasets / "cache"))
-    for name in ("leaf", "mnist"):
+    for name in ("leaf", "mnist", "visits.csv", "visits.parquet", "photos", "letters"):
         (tmp_path / name).symlink_to(datasets / name)
     return tmp_path
 

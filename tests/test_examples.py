@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-NEEDS = {"own_runtime.py": "torch"}
+NEEDS = {"own_data.py": "pandas", "own_runtime.py": "torch"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)

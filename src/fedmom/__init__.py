@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
     from fedmom.data.sources.arrays import from_arrays
+    from fedmom.data.sources.huggingface import from_huggingface
+    from fedmom.data.sources.image_folders import from_images
+    from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
+    from fedmom.data.sources.texts import from_texts
+    from fedmom.data.sources.torch_dataset import from_torch
     from fedmom.experiments.execute import Event
     from fedmom.models import MODELS
     from fedmom.models import build as build_model
@@ -54,6 +59,11 @@ _HOMES = {
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
     "data.sources.arrays": ("from_arrays",),
+    "data.sources.huggingface": ("from_huggingface",),
+    "data.sources.image_folders": ("from_images",),
+    "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
+    "data.sources.texts": ("from_texts",),
+    "data.sources.torch_dataset": ("from_torch",),
     "experiments.execute": ("Event",),
     "models": ("MODELS",),
     "models.base": ("Model",),

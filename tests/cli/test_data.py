@@ -146,3 +146,54 @@ def test_femnist_is_prepared_from_archives_at_hand(tmp_path):
     assert f"prepared femnist {data.name}, {data.clients:,} clients" in words(
         invoke("data", "list")
     )
+
+
+def visits(tmp_path):
+    """A table of a user's own, without client ids that need be used."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{k % 5},{rng.normal():.3f},{rng.normal():.3f},{'yes' if k % 3 else 'no'}"
+        for k in range(60)
+    ]
+    (tmp_path / "visits.csv").write_text("\n".join(["user,a,b,ill", *rows]) + "\n")
+
+
+def test_a_table_is_run_resumed_and_its_change_noticed(tmp_path):
+    pytest.importorskip("pyarrow")
+    visits(tmp_path)
+    spec = "visits.csv:client=user,label=ill,test_fraction=0.25"
+    out = invoke("data", "stats", spec)
+    assert out.splitlines()[1].split()[1:3] == ["60", "5"]
+    assert out.splitlines()[-1] == "Labels: no, yes"
+    invoke("run", "--data", spec, "--rounds", "2", "--lr", "0.01", "--out", "r")
+    assert f'data = "{tmp_path}/{spec}"' in (tmp_path / "r/config.toml").read_text()
+    invoke("resume", "r")
+    with (tmp_path / "visits.csv").open("a") as file:
+        file.write("9,0.5,0.5,no\n")
+    assert "clients of the data was 5 and is 6" in refused("resume", "r")
+
+
+def test_prepare_deals_a_table_that_has_no_clients(tmp_path):
+    pytest.importorskip("pyarrow")
+    visits(tmp_path)
+    source = "visits.csv:label=ill,features=a+b"
+    assert "who has which row" in refused("data", "prepare", source, "--out", "s")
+    invoke("data", "prepare", source, "--partition", "iid:clients=4", "-t", "sample", "--out", "s")
+    data = datasets.load("s")
+    assert (data.clients, data.class_names) == (4, ("no", "yes"))
+    assert (data.train.size > 0).all()
+    assert (data.test.size > 0).all()
+    assert "4 clients" in invoke("data", "check", "s")
+
+
+@pytest.mark.parametrize("labels", ["a", "a+b", "ill"])
+def test_show_draws_values_and_named_classes(tmp_path, drawn, labels):
+    pytest.importorskip("pyarrow")
+    visits(tmp_path)
+    source = f"visits.csv:label={labels},client=user"
+    if labels != "ill":
+        source = f"visits.csv:label={labels},features=user,partition=iid:clients=5"
+    invoke("data", "show", source, "--out", "p")
+    shown = texts(drawn["population.png"])
+    assert ("yes" in shown) == (labels == "ill")
+    assert ("value to predict" in shown) == (labels != "ill")

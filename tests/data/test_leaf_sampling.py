@@ -12,7 +12,7 @@ from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.leaf_sampling import keep, prepare, sample_iid, sample_users, split
 from fedmom.data.sources.arrays import from_arrays
 from fedmom.data.sources.gutenberg import gutenberg_roles, role_sizes
-from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, from_texts, split_sizes
+from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, from_roles, split_sizes
 from tests.conftest import SHARED
 
 GUTENBERG = SHARED / "shakespeare_gutenberg100_2018.txt.gz"
@@ -42,7 +42,7 @@ def text(samples):
     symbols = np.array(list(SYMBOLS))
     rng = np.random.default_rng(0)
     lengths = np.array(samples) + WINDOW
-    return from_texts(
+    return from_roles(
         "plays", {f"u{k}": "".join(rng.choice(symbols, n)) for k, n in enumerate(lengths)}
     )
 

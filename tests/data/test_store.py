@@ -28,7 +28,7 @@ from fedmom.data.manifest import read_manifest
 from fedmom.data.packer import Packer
 from fedmom.data.partition import repartition
 from fedmom.data.save import save_store
-from fedmom.data.sources.shakespeare import from_texts
+from fedmom.data.sources.shakespeare import from_roles
 from fedmom.data.store import open_store
 from fedmom.models import build
 from tests.conftest import population
@@ -91,7 +91,7 @@ def test_packing_and_unpacking_is_the_identity(tmp_path_factory, sizes, names, s
 
 def texts(seed=0, lengths=(1500, 950, 3000)):
     rng = np.random.default_rng(seed)
-    return from_texts(
+    return from_roles(
         "t", {f"r{i}": "".join(rng.choice(list("abc de"), n)) for i, n in enumerate(lengths)}
     )
 

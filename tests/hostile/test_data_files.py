@@ -5,12 +5,13 @@ import struct
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedmom.data import load, statistics
 from fedmom.data.checksums import check_store
 from fedmom.data.save import save_store
 from fedmom.data.sources.arrays import from_npz
-from fedmom.data.sources.shakespeare import from_texts
+from fedmom.data.sources.shakespeare import from_roles
 from fedmom.data.store import open_store
 from tests.conftest import population
 from tests.hostile.mutation import contents, sentence, spoiled
@@ -38,7 +39,7 @@ def rows(folder):
 
 
 def text(folder):
-    data = from_texts("t", {"a": "to be or not " * 90, "b": "that is the question " * 60})
+    data = from_roles("t", {"a": "to be or not " * 90, "b": "that is the question " * 60})
     save_store(data, folder / "text", {"made": "here"})
     return folder / "text"
 
@@ -57,12 +58,58 @@ def idx(folder):
     return place
 
 
+def table():
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    return pandas.DataFrame(
+        {
+            "user": [f"user {k % 4}" for k in range(40)],
+            "a": rng.normal(size=40),
+            "b": rng.integers(0, 9, 40),
+            "y": rng.choice(["yes", "no, never"], 40),
+        }
+    )
+
+
+def csv(folder):
+    table().to_csv(folder / "own.csv", index=False)
+    return folder / "own.csv"
+
+
+def parquet(folder):
+    table().to_parquet(folder / "own.parquet")
+    return folder / "own.parquet"
+
+
+def images(folder):
+    rng = np.random.default_rng(0)
+    for place in ("ann/cat/1.png", "ann/dog/1.jpg", "bob/cat/1.bmp"):
+        path = folder / "images" / place
+        path.parent.mkdir(parents=True)
+        Image.fromarray(rng.integers(0, 256, (6, 5, 3), np.uint8)).save(path)
+    return folder / "images"
+
+
+def texts(folder):
+    (folder / "texts").mkdir()
+    for name in ("ann", "bob"):
+        (folder / "texts" / f"{name}.txt").write_text(f"{name} says \u00e9 or \u6f22; " * 20)
+    return folder / "texts"
+
+
+OPTIONS = {
+    "csv": ":client=user,label=y,test_fraction=0.2",
+    "parquet": ":client=user,label=y,test_fraction=0.2",
+    "images": ":size=4",
+    "texts": ":window=20,test_fraction=0.2",
+}
 FORMATS = {"npz": npz, "rows": rows, "text": text, "idx": idx}
+FORMATS |= {"csv": csv, "parquet": parquet, "images": images, "texts": texts}
 
 
-def look(path):
+def look(path, options=""):
     """Load as a run would, and look at all of it."""
-    data = load(str(path))
+    data = load(f"{path}{options}")
     statistics.statistics(data)
     assert statistics.faults(data) == []
     for split in (data.train, data.test):
@@ -70,15 +117,15 @@ def look(path):
 
 
 def examine(kind, tmp_path, count, seed):
-    original = FORMATS[kind](tmp_path)
-    assert sentence(look, original) is None
+    original, options = FORMATS[kind](tmp_path), OPTIONS.get(kind, "")
+    assert sentence(look, original, options) is None
     loaded = 0
     for case in range(count):
         rng = np.random.default_rng([seed, case])
         copy = tmp_path / f"{case}{original.suffix}"
         spoiled(original, copy, rng)
         before = contents(copy) if copy.is_dir() else copy.read_bytes()
-        refusals = [sentence(look, copy)]
+        refusals = [sentence(look, copy, options)]
         if kind == "npz":
             refusals.append(sentence(from_npz, copy))
         elif kind in ("rows", "text"):

@@ -1,7 +1,9 @@
 """The command line of datasets: list, stats, show, prepare, check."""
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,16 +11,20 @@ from fedmom.cli.output import OUT
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, slug
 
+if TYPE_CHECKING:
+    from fedmom.data.federated import FederatedData
+
 FOLDER = click.Path(path_type=Path)
 SOURCE = click.argument("source")
+NAMES_SHOWN, LETTERS_SHOWN = 20, 40
 
 
 @click.group(name="data")
 def data_commands() -> None:
     """Look at datasets, check them, and prepare them for training.
 
-    SOURCE is what --data takes everywhere: a name with options (`fedmom data list`), or a path:
-    a LEAF folder, an .npz file, MNIST's idx files, a Gutenberg text, a prepared store.
+    SOURCE is what --data takes everywhere: a name with options, or a path with options, such as
+    table.csv:client=user,label=y (`fedmom data list` shows all kinds).
     """
 
 
@@ -74,9 +80,19 @@ def stats(source: str) -> None:
             paper.name, f"{p.samples:,}", f"{p.clients:,}", f"{p.mean:.2f}", f"{p.std:.2f}"
         )
     OUT.print(view)
+    if data.class_names is not None and data.features.kind != "text":
+        OUT.print(f"Labels: {_listed(data.class_names)}", markup=False, soft_wrap=True)
     between = row.samples - int(data.train.size.sum() + data.test.size.sum())
     if between:
         OUT.print(f"{between:,} windows between train and test are left out, as in LEAF.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many others there are."""
+    shown = [name if name.isprintable() else repr(name) for name in names[:NAMES_SHOWN]]
+    shown = [textwrap.shorten(name, LETTERS_SHOWN, placeholder="...") for name in shown]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} others" if rest else "")
 
 
 @data_commands.command()
@@ -107,9 +123,9 @@ def check(source: str) -> None:
     from fedmom.data.checksums import check_store
     from fedmom.data.store import is_store
 
-    place = datasets.locate(source)
-    if isinstance(place, Path) and is_store(place):
-        _refuse(source, check_store(place))
+    found = datasets.path_of(source)
+    if found is not None and is_store(found[0]):
+        _refuse(source, check_store(found[0]))
     data = datasets.load(source)
     _refuse(source, statistics.faults(data))
     row = statistics.statistics(data)
@@ -143,7 +159,7 @@ def check(source: str) -> None:
 @click.option(
     "--partition",
     "spec",
-    help="Deal images to new clients by label, such as dirichlet:alpha=0.3"
+    help="Deal rows to new clients by label, such as dirichlet:alpha=0.3"
     " (`fedmom data list` shows all partitions).",
 )
 @click.option(
@@ -173,9 +189,7 @@ def prepare(
     fedmom data prepare mnist/ --partition dirichlet:alpha=0.3,clients=200 --out mnist-skewed
     fedmom run --data bard --lr 0.3
     """
-    from fedmom import data as datasets
     from fedmom.data import leaf_sampling, statistics
-    from fedmom.data.partition import repartition
     from fedmom.data.save import save_store
     from fedmom.data.store import is_store
 
@@ -187,14 +201,29 @@ def prepare(
         raise FedMomError("--out is missing: name the folder of the new store.")
     if out.exists() and not is_store(out):
         raise FedMomError(f"{out} is there and is no store. Choose another --out.")
-    data = datasets.load(source)
+    data = _dealt(source, spec, flags["smplseed"])
     given = {name: value for name, value in flags.items() if value is not None}
-    if spec is not None:
-        data = repartition(data, spec, flags["smplseed"])
     data = leaf_sampling.prepare(data, **flags)
     save_store(data, out, {"source": source, "partition": spec, "flags": given})
     row = statistics.statistics(data)
     OUT.print(f"{out}: {row.samples:,} samples of {row.clients:,} clients. Use it as --data {out}")
+
+
+def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
+    """Load a dataset and deal its rows by --partition, if that is given."""
+    from fedmom import data as datasets
+    from fedmom.data.assembly import NoClientsError
+    from fedmom.data.partition import repartition
+
+    try:
+        data = datasets.load(source)
+    except NoClientsError:
+        if partition is None:
+            raise
+        path = datasets.path_of(source)
+        more = "," if path and path[1] else ":"
+        return datasets.load(f"{source}{more}seed={seed},partition={partition}")
+    return data if partition is None else repartition(data, partition, seed)
 
 
 def _fetch_femnist(archives: Path, url: str | None) -> None:

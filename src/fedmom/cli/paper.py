@@ -65,7 +65,7 @@ def paper(
     folder = out or Path("runs") / f"paper-{scale}"
     parts = [part for part in plan.PARTS if part in what or not what]
     for task in chosen.tasks:
-        if not isinstance(datasets.locate(task.data), Path):
+        if datasets.path_of(task.data) is None:
             note(f"{task.data} stands in for {task.name}.")
     try:
         made = make(folder, chosen, parts, OUT, train=not no_train)

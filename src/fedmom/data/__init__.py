@@ -4,10 +4,13 @@ Importing this package loads neither JAX nor NumPy: the modules of sources and f
 when one of them is asked for.
 """
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedmom.core import registry
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, user_path
 from fedmom.core.registry import Registry
@@ -35,7 +38,7 @@ FORMATS = {
         "fedmom.data.sources.leaf:is_leaf",
         "fedmom.data.sources.leaf:load_leaf",
     ),
-    "an .npz file of x, y, user, users, is_test": (
+    "an .npz file of x, y and, if you like, user, users, is_test": (
         "fedmom.data.sources.arrays:is_npz",
         "fedmom.data.sources.arrays:load_npz",
     ),
@@ -47,21 +50,47 @@ FORMATS = {
         "fedmom.data.sources.gutenberg:is_gutenberg",
         "fedmom.data.sources.gutenberg:load_gutenberg",
     ),
+    "a CSV or Parquet file, with label=COLUMN": (
+        "fedmom.data.sources.table:is_table",
+        "fedmom.data.sources.table:load_table",
+    ),
+    "a folder of client/class/picture, or class/picture with partition=": (
+        "fedmom.data.sources.image_folders:is_images",
+        "fedmom.data.sources.image_folders:load_images",
+    ),
+    "a folder of client.txt, or client/any.txt": (
+        "fedmom.data.sources.texts:is_texts",
+        "fedmom.data.sources.texts:load_texts",
+    ),
 }
 
 
-def locate(spec: str) -> str | Path:
-    """Return the path that a spec means, whole, or the spec itself where it is a name."""
+def path_of(spec: str) -> tuple[Path, str] | None:
+    """Return the path that a spec means, whole, and its options; None where it is a name."""
     from fedmom.data.store import is_store
 
     if spec.partition(":")[0] in DATASETS:
-        return spec
-    path = user_path(spec, "--data")
-    there = path.exists()  # first: a name that is too long is told as the user wrote it
+        return None
+    for end in [len(spec), *(i for i in range(len(spec) - 1, 0, -1) if spec[i] == ":")]:
+        path = user_path(spec[:end], "--data")
+        if os.path.lexists(path) and path.exists():
+            break
+    else:
+        path, end = user_path(spec, "--data"), 0
+        path.exists()  # a name that is too long is told as the user wrote it
     prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
-    if is_store(prepared):
-        return prepared
-    return path.resolve() if there else spec
+    if end in (0, len(spec)) and is_store(prepared):
+        return prepared, ""
+    return (path.resolve(), spec[end + 1 :]) if end else None
+
+
+def locate(spec: str) -> str:
+    """Return a spec with its path whole, as a run's settings keep it; a name as it is."""
+    found = path_of(spec)
+    if found is None:
+        return spec
+    path, options = found
+    return f"{path}:{options}" if options else str(path)
 
 
 def load(spec: str) -> "FederatedData":
@@ -70,7 +99,9 @@ def load(spec: str) -> "FederatedData":
     Args:
         spec: A name of ``DATASETS`` with options, such as ``synthetic:alpha=0.5,clients=100``;
             the name of a prepared dataset, such as ``femnist``; or a path to one of
-            ``FORMATS``. Files are packed the first time and mapped into memory from then on.
+            ``FORMATS``, with options such as ``table.csv:client=user,label=y``. Options end
+            with ``partition=``, as what comes after it is the partition's own. Files are packed
+            the first time and mapped into memory from then on.
 
     Returns:
         The population of clients with their samples.
@@ -85,27 +116,50 @@ def load(spec: str) -> "FederatedData":
         >>> data.features
         Features(kind='vector', shape=(60,), classes=10, task='classes')
     """
-    place = locate(spec)
-    if isinstance(place, Path):
-        return _from_path(place)
-    name, path = spec.partition(":")[0], Path(spec)
+    if (found := path_of(spec)) is not None:
+        return _from_path(*found)
+    name = spec.partition(":")[0]
     if name not in DATASETS:
-        _refuse_missing(name, path)
+        _refuse_missing(name)
     data: FederatedData = DATASETS.build(spec)
     return data
 
 
-def _refuse_missing(name: str, path: Path) -> None:
+def _refuse_missing(name: str) -> None:
     """Say what is missing, where it is a file or FEMNIST; the registry does for other names."""
+    path = Path(name)
     if name == "femnist":
         raise FedMomError("femnist is not prepared yet. Fetch it: fedmom data prepare femnist.")
     if len(path.parts) > 1 or path.suffix:
         raise FedMomError(f"There is no {path}. Give --data an existing path or a dataset's name.")
 
 
-def _from_path(path: Path) -> "FederatedData":
+def _from_path(path: Path, options: str) -> "FederatedData":
     for fits, read in FORMATS.values():
         if resolve_name(fits)(path):
-            data: FederatedData = resolve_name(read)(path)
+            function = resolve_name(read)
+            data: FederatedData = function(path, **_options(function, path, options))
             return data
     raise FedMomError(f"{path} is no dataset that is read here. It may be {', '.join(FORMATS)}.")
+
+
+def _options(function: Callable[..., Any], path: Path, text: str) -> dict[str, Any]:
+    """Return the options after a path. ``partition=`` comes last, and has options of its own."""
+    from fedmom.data.partition import PARTITIONS
+
+    name = path.name.replace(":", "_")
+    own, last, partition = f",{text}".partition(",partition=")
+    given = registry.options(function, f"{name}:{own}")
+    if not last:
+        return given
+    known = registry.options_of(function)
+    if "partition" not in known:
+        raise FedMomError(f"{name} has clients already, and takes no partition=.")
+    own_of_partition = registry.options_of(PARTITIONS.find(partition))
+    for key in registry.split(partition)[1]:
+        if key in known and key not in own_of_partition:
+            raise FedMomError(
+                f"{name}: {key}= comes after partition=, where only the partition's own options may"
+                f" be. Write {key}= before it."
+            )
+    return given | {"partition": partition}

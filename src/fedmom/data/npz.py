@@ -29,12 +29,15 @@ DAMAGE = (
 )
 
 
-def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_npz(
+    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
     """Return arrays of an .npz file by name. Nothing in it is run (no pickled objects).
 
     Args:
         path: The file.
         names: The arrays that it must hold.
+        optional: Arrays that are read where it holds them.
 
     Raises:
         FedMomError: One is missing, damaged, too large for this machine, or not of plain values.
@@ -45,10 +48,12 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
             for name in names:
                 if f"{name}.npy" not in here:
                     raise FedMomError(
-                        f"{path}: the array {name!r} is missing. It must hold x (inputs), y"
-                        " (labels), user (client of each row), users (names), is_test."
+                        f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
+                        " (labels), and may hold user (client of each row, a number or a name),"
+                        " users (names of numbers from 0), is_test."
                     )
-            return {name: _member(archive, f"{name}.npy", path) for name in names}
+            there = [*names, *(name for name in optional if f"{name}.npy" in here)]
+            return {name: _member(archive, f"{name}.npy", path) for name in there}
     except FedMomError:
         raise
     except DAMAGE as error:

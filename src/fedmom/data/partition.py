@@ -103,6 +103,9 @@ PARTITIONS = Registry(
 )
 
 
+BY_CLASS = ("dirichlet", "shards")
+
+
 def partition(spec: str, labels: ArrayLike, seed: int = 0) -> NDArray[np.int64]:
     """Return the client of every row by a spec such as ``shards:clients=100,per_client=2``."""
     if seed < 0:
@@ -124,17 +127,39 @@ def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
             f"{data.name} is text, whose windows overlap, so its rows cannot be dealt by label."
             " Take -s iid to pool and deal it."
         )
-    positions = [positions_of(part) for part in (data.train, data.test)]
-    labels = [_labels(data, where) for where in positions]
-    dealt = partition(spec, labels[0], seed)
-    follow = _following(dealt, labels[0], labels[1], np.random.default_rng((seed, 1)))
-    return arranged(
-        data,
-        [f"client{k}" for k in range(int(dealt.max()) + 1)],
-        np.concatenate(positions),
-        np.concatenate([dealt, follow]),
-        np.repeat([False, True], [len(dealt), len(follow)]),
-    )
+    parts = [positions_of(part) for part in (data.train, data.test)]
+    positions = np.concatenate(parts)
+    is_test = np.repeat([False, True], [len(part) for part in parts])
+    labels = _labels(data, positions) if data.features.task == "classes" else None
+    owner = dealt(spec, labels, is_test, seed)
+    users = [f"client{k}" for k in range(int(owner.max()) + 1)]
+    return arranged(data, users, positions, owner, is_test)
+
+
+def dealt(
+    spec: str, labels: NDArray[np.integer] | None, is_test: NDArray[np.bool_], seed: int = 0
+) -> NDArray[np.int64]:
+    """Return the client of every row: training rows by a partition, test rows as they do.
+
+    Args:
+        spec: The partition.
+        labels: The class of every row; None where rows have no classes.
+        is_test: True for test rows.
+        seed: The seed.
+    """
+    if labels is None:
+        name = PARTITIONS.check(spec)
+        if name in BY_CLASS:
+            raise FedMomError(
+                f"partition={name} deals rows by their class, and these labels are no classes."
+                " Take iid or quantity."
+            )
+        labels = np.zeros(len(is_test), np.int64)
+    out = np.empty(len(is_test), np.int64)
+    out[~is_test] = partition(spec, labels[~is_test], seed)
+    rng = np.random.default_rng((seed, 1))
+    out[is_test] = _following(out[~is_test], labels[~is_test], labels[is_test], rng)
+    return out
 
 
 def _rows(name: str, labels: ArrayLike, clients: int) -> NDArray[np.integer]:

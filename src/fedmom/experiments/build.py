@@ -198,7 +198,7 @@ def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None
 
 def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
     """Fill in what follows from the data and the algorithm."""
-    filled: dict[str, Any] = {"data": str(datasets.locate(config.data))}
+    filled: dict[str, Any] = {"data": datasets.locate(config.data)}
     if config.momentum is None:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":

@@ -99,8 +99,8 @@ class RunConfig(BaseModel):
 
     data: str = Field(
         "shakespeare",
-        description="Dataset: a name with options, or a path (packed store, LEAF folder, .npz,"
-        " idx files, Gutenberg text).",
+        description="Dataset: a name with options, or a path with options (`fedmom data list`),"
+        " such as table.csv:client=user,label=y.",
     )
     model: str = Field(
         "auto", description="Model, with options; auto takes one that fits the data."

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 BLUE, RED = "#0072B2", "#D55E00"
 CLIENTS_SHOWN, SAMPLES_SHOWN = 8, 14
 LETTERS_OF_NAME = 60
+LETTERS_OF_LABEL = 12
+VALUES_SHOWN = 200
 
 
 def show(data: FederatedData, folder: Path) -> list[Path]:
@@ -58,7 +60,7 @@ def _population(data: FederatedData) -> "Figure":
     middle.hist(sizes, bins=min(40, max(5, len(sizes) // 4)), color=BLUE, alpha=0.8)
     middle.set(xlabel="samples", ylabel="clients")
     middle.set_title(f"std {row.std:,.1f}, {sizes[-1]:,} to {sizes[0]:,}", loc="left", fontsize=11)
-    _label_mixes(right, data)
+    (_values if data.features.task == "regression" else _label_mixes)(right, data)
     for axis in (left, middle):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -80,6 +82,16 @@ def _label_mixes(axis: Any, data: FederatedData) -> None:
     axis.set_title("Heterogeneity: share of each label (darker is more)", loc="left", fontsize=11)
 
 
+def _values(axis: Any, data: FederatedData) -> None:
+    """Draw the values to predict, the first of each sample, for clients spread over all."""
+    shown = _spread(data, 40)
+    for place, k in enumerate(shown):
+        _, y = _some(data, k, VALUES_SHOWN)
+        axis.scatter(y[:, 0], np.full(len(y), place), s=8, color=BLUE, alpha=0.4)
+    axis.set(xlabel="value to predict", ylabel=f"{len(shown)} clients")
+    axis.set_title("Heterogeneity: values to predict", loc="left", fontsize=11)
+
+
 def _samples(data: FederatedData) -> "Figure":
     return _image_page(data) if data.features.kind == "image" else _text_page(data)
 
@@ -96,7 +108,7 @@ def _image_page(data: FederatedData) -> "Figure":
             axis.axis("off")
         for axis, image, label in zip(line, x, y, strict=False):
             axis.imshow(image, cmap=None if image.ndim == 3 else "gray", vmin=0, vmax=1)
-            axis.set_title(names[int(label)], fontsize=8, color=RED, pad=1.5)
+            axis.set_title(_label(data, names, label), fontsize=8, color=RED, pad=1.5)
         user = _user(data, k)
         line[0].text(0, -0.08, user, transform=line[0].transAxes, fontsize=7, va="top")
     title = plain(f"{data.name}: a client per row")
@@ -110,15 +122,16 @@ def _text_page(data: FederatedData) -> "Figure":
     figure = _figure(7.2, len(shown) * 0.85 + 0.6)
     axis = figure.subplots()
     axis.axis("off")
+    symbols = data.class_names or SYMBOLS
     for place, k in enumerate(shown):
         y = 1 - place / len(shown)
         axis.text(0, y, _user(data, k), fontsize=9, color=BLUE, va="top", weight="bold")
         x, labels = _some(data, k, 2)
         for line, (window, label) in enumerate(zip(x, labels, strict=True), 1):
-            words = "".join(SYMBOLS[int(s)] for s in window)
-            text = plain(f"{words} > {SYMBOLS[int(label)]!r}")
+            words = "".join(symbols[int(s)] for s in window)
+            text = plain(f"{words} > {symbols[int(label)]!r}")
             axis.text(0.01, y - 0.03 * line, text, fontsize=8, family="monospace", va="top")
-    title = plain(f"{data.name}: 80 characters > the next")
+    title = plain(f"{data.name}: {data.features.shape[0]} characters > the next")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
@@ -145,10 +158,24 @@ def _spread(data: FederatedData, count: int) -> list[int]:
     return [int(k) for k in np.unique(np.linspace(0, data.clients - 1, count).astype(int))]
 
 
+def _label(data: FederatedData, names: list[str], label: NDArray[Any]) -> str:
+    """Return the label of a sample, short enough to stand above it."""
+    if data.features.task == "regression":
+        return f"{label[0]:.3g}"
+    found = np.flatnonzero(label) if data.features.task == "multilabel" else np.atleast_1d(label)
+    text = "+".join(names[int(i)] for i in found)
+    return textwrap.shorten(text, LETTERS_OF_LABEL, placeholder="...") or "none"
+
+
 def _label_names(data: FederatedData) -> list[str]:
     classes = data.features.classes
     if data.features.kind == "text":
-        return ["␣" if s == " " else repr(s)[1:-1] for s in SYMBOLS]
+        symbols = data.class_names or SYMBOLS
+        return ["␣" if s == " " else plain(repr(s)[1:-1]) for s in symbols]
+    if data.class_names is not None:
+        return [
+            plain(textwrap.shorten(n, LETTERS_OF_NAME, placeholder="...")) for n in data.class_names
+        ]
     if data.features.kind == "image" and classes == 62:
         return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
     return [str(i) for i in range(classes)]

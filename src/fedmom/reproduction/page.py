@@ -113,7 +113,7 @@ def _setting(context: Context) -> Iterator[Part]:
             f"{task.name}: {context.data[task.name].name}, {task.settings['model']}, {local}; seeds"
             f" {_listed(task.seeds)}, tuning seeds {_listed(task.tuning)}{evaluated}."
         )
-        if not isinstance(datasets.locate(task.data), Path):
+        if datasets.path_of(task.data) is None:
             lines.append(
                 f"Note: these are not the paper's data. {task.data} stands in for {task.name},"
                 f" offline; give --{task.name.lower()} the real ones."

@@ -19,6 +19,7 @@ from PIL import Image
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.checksums import check_store
+from fedmom.data.federated import Features
 from fedmom.data.manifest import read_manifest
 from fedmom.data.sources import femnist
 from fedmom.data.store import open_store
@@ -141,7 +142,7 @@ def test_store_holds_every_image_once_with_its_writer_and_label(built, tmp_path)
     data = open_store(tmp_path / "store")
     assert list(data.users) == sorted(w for w, n in COUNTS.items() if n > 1)
     assert data.name == "femnist"
-    assert data.features == ("image", (28, 28), 62)
+    assert data.features == Features("image", (28, 28), 62)
     assert len(data.arrays["y"]) == sum(n for n in COUNTS.values() if n > 1)
     assert check_store(tmp_path / "store") == []
 

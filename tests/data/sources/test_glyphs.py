@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedmom.core.errors import FedMomError
 from fedmom.data.batches import place, reader
 from fedmom.data.checksums import check_store
+from fedmom.data.federated import Features
 from fedmom.data.manifest import read_manifest
 from fedmom.data.sources.glyphs import CHARACTERS, EXPECTED, FONTS, _type, glyphs
 from fedmom.models import build
@@ -41,7 +42,7 @@ def shares(labels):
 
 def test_images_and_labels_have_the_form_of_femnist(data):
     x, y = data.arrays["x"], data.arrays["y"]
-    assert data.features == ("image", (28, 28), 62)
+    assert data.features == Features("image", (28, 28), 62)
     assert (x.dtype, x.shape[1:], y.dtype, y.shape) == (np.uint8, (28, 28), np.uint8, (len(x),))
     assert CHARACTERS[0:10].isdigit()
     assert CHARACTERS[10:36].isupper()

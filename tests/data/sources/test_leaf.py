@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedmom.core.errors import FedMomError
 from fedmom.data.batches import reader
 from fedmom.data.checksums import check_store
+from fedmom.data.federated import Features
 from fedmom.data.sources.leaf import is_leaf, lay, load_leaf, pack_leaf
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
 from fedmom.data.store import open_store
@@ -134,7 +135,7 @@ def speech(seed: int, length: int) -> str:
 
 def test_real_images_are_the_jsons_bit_for_bit():
     data = load_leaf(real("femnist"))
-    assert data.features == ("image", (28, 28), 62)
+    assert data.features == Features("image", (28, 28), 62)
     assert (data.clients, data.train.size.sum(), data.test.size.sum()) == (5, 653, 76)
     assert data.arrays["x"].dtype == np.uint8
     assert_same(data, REAL / "femnist")
@@ -213,7 +214,7 @@ def test_vectors_have_as_many_classes_as_the_largest_label_needs(tmp_path):
     write(tmp_path / "train/1.json", shard({"b": ([[1e-3, 7]], [2])}))
     write(tmp_path / "test/0.json", shard({"a": ([[1, 2]], [6])}))
     data = load_leaf(tmp_path)
-    assert data.features == ("vector", (2,), 7)
+    assert data.features == Features("vector", (2,), 7)
     assert_same(data, tmp_path)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.batches import reader
+from fedmom.data.federated import Features
 from fedmom.data.partition import partition
 from fedmom.data.sources.mnist import is_idx, load_idx
 from tests.conftest import SHARED
@@ -51,17 +52,17 @@ def rows_of(data, part, client):
 
 
 def test_every_row_is_in_one_client_and_stays_training_or_test(small):
-    data = load_idx(small, "dirichlet:clients=5,alpha=0.5", seed=3)
+    data = load_idx(small, partition="dirichlet:clients=5,alpha=0.5", seed=3)
     train, test = (np.concatenate([rows_of(data, p, k) for k in range(5)]) for p in PARTS)
     assert sorted(train) == list(range(40))
     assert sorted(test) == list(range(40, 60))
-    assert data.features == ("image", (2, 2), 4)
+    assert data.features == Features("image", (2, 2), 4)
     assert data.arrays["y"].tolist() == [*np.arange(40) % 4, *np.arange(20) % 4]
 
 
 @given(spec=st.sampled_from(["iid", "dirichlet", "shards", "quantity"]), seed=st.integers(0, 99))
 def test_a_client_is_tested_on_the_label_mix_it_trains_on(shared_small, spec, seed):
-    data = load_idx(shared_small, f"{spec}:clients=6", seed)
+    data = load_idx(shared_small, partition=f"{spec}:clients=6", seed=seed)
     for k in range(6):
         train, test = (
             np.bincount(data.arrays["y"][rows_of(data, p, k)], minlength=4) for p in PARTS
@@ -72,20 +73,20 @@ def test_a_client_is_tested_on_the_label_mix_it_trains_on(shared_small, spec, se
 
 @pytest.mark.parametrize("spec", ["iid:clients=4", "shards:clients=2,per_client=2"])
 def test_the_partition_deals_the_training_rows(small, spec):
-    data = load_idx(small, spec, seed=2)
+    data = load_idx(small, partition=spec, seed=2)
     client = partition(spec, np.arange(40) % 4, seed=2)
     for k in range(data.clients):
         assert rows_of(data, "train", k).tolist() == np.flatnonzero(client == k).tolist()
 
 
 def test_gzipped_and_plain_files_and_any_path_to_them_are_the_same(small):
-    plain = load_idx(small, "iid:clients=3")
+    plain = load_idx(small, partition="iid:clients=3")
     for name in (TRAIN_X, TEST_Y):
         (small / f"{name}.gz").write_bytes(gzip.compress((small / name).read_bytes()))
         (small / name).unlink()
     for path in (small, small / f"{TRAIN_X}.gz", small / TRAIN_Y):
         assert is_idx(path)
-        again = load_idx(path, "iid:clients=3")
+        again = load_idx(path, partition="iid:clients=3")
         assert all((plain.arrays[n] == again.arrays[n]).all() for n in plain.arrays)
 
 
@@ -106,7 +107,7 @@ def test_a_file_cut_anywhere_is_refused_by_name(tmp_path_factory, cut, gzipped):
     content = gzip.compress(content) if gzipped else content
     (folder / name).write_bytes(content[: cut % len(content)])
     with pytest.raises(FedMomError, match=f"{name} .*[Ff]etch it again"):
-        load_idx(folder, "iid:clients=2")
+        load_idx(folder, partition="iid:clients=2")
 
 
 def patched(position, value):
@@ -132,7 +133,7 @@ def patched(position, value):
 def test_damage_is_named(small, name, damage, named):
     (small / name).write_bytes(damage((small / name).read_bytes()))
     with pytest.raises(FedMomError, match=named):
-        load_idx(small, "iid:clients=2")
+        load_idx(small, partition="iid:clients=2")
 
 
 @pytest.mark.parametrize("name", [TRAIN_X, TRAIN_Y, TEST_X, TEST_Y])
@@ -150,7 +151,7 @@ def test_what_is_no_gzip_is_refused(small):
 
 def test_test_rows_of_a_label_nobody_trains_on_go_by_size(tmp_path):
     write(tmp_path, [0] * 12, [1] * 6)
-    data = load_idx(tmp_path, "quantity:clients=3,sigma=1")
+    data = load_idx(tmp_path, partition="quantity:clients=3,sigma=1")
     assert (abs(data.test.size - data.train.size / 2) <= 1).all()
     assert data.test.size.sum() == 6
 
@@ -159,7 +160,7 @@ def test_test_rows_of_a_label_nobody_trains_on_go_by_size(tmp_path):
 def mnist():
     if not is_idx(MNIST):
         pytest.skip("MNIST's files are not in ../shared/data/mnist")
-    return load_idx(MNIST, "dirichlet:clients=100,alpha=0.5", seed=1)
+    return load_idx(MNIST, partition="dirichlet:clients=100,alpha=0.5", seed=1)
 
 
 def raw(name):
@@ -168,7 +169,7 @@ def raw(name):
 
 def test_mnist_is_read_byte_for_byte(mnist):
     assert (mnist.train.size.sum(), mnist.test.size.sum()) == (60_000, 10_000)
-    assert mnist.features == ("image", (28, 28), 10)
+    assert mnist.features == Features("image", (28, 28), 10)
     assert (mnist.arrays["x"][:60_000].ravel() == raw(TRAIN_X)[16:]).all()
     assert (mnist.arrays["x"][60_000:].ravel() == raw(TEST_X)[16:]).all()
     assert (mnist.arrays["y"] == np.concatenate([raw(TRAIN_Y)[8:], raw(TEST_Y)[8:]])).all()

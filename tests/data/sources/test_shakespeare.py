@@ -14,7 +14,7 @@ from fedmom.data.sources.shakespeare import (
     WINDOW,
     _spoken,
     encode,
-    from_texts,
+    from_roles,
     speeches,
     split_sizes,
 )
@@ -101,7 +101,7 @@ def test_the_split_is_leafs(samples):
 def test_no_test_window_shares_a_character_with_a_training_window(lengths, seed):
     rng = np.random.default_rng(seed)
     texts = {str(i): "".join(rng.choice(list("abc "), n)) for i, n in enumerate(lengths)}
-    data = from_texts("t", texts)
+    data = from_roles("t", texts)
     begin = 0
     for k, n in enumerate(lengths):
         trained_on = data.train.start[k] + data.train.size[k] - 1 + WINDOW  # one past its inputs

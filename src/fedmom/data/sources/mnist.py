@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.bounds import Seed
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
@@ -28,7 +29,7 @@ def is_idx(path: Path) -> bool:
     return path.is_file() and path.name.removesuffix(".gz") in _NAMES
 
 
-def load_idx(path: Path, partition: str = "iid:clients=100", seed: int = 0) -> FederatedData:
+def load_idx(path: Path, *, partition: str = "iid:clients=100", seed: Seed = 0) -> FederatedData:
     """Read the four idx files of a folder, gzipped or not, and make clients by a partition.
 
     Images stay in the order of the files, training before test, and their bytes are kept

@@ -55,10 +55,10 @@ def shakespeare(
     if roles:
         chosen = np.random.default_rng(seed).choice(len(users), roles, replace=False)
         users = [users[i] for i in sorted(chosen)]
-    return from_texts("shakespeare", {u: texts[u] for u in users})
+    return from_roles("shakespeare", {u: texts[u] for u in users})
 
 
-def from_texts(name: str, texts: dict[str, str]) -> FederatedData:
+def from_roles(name: str, texts: dict[str, str]) -> FederatedData:
     """Lay the clients' texts end to end and split each as LEAF does."""
     lengths = np.array([len(t) for t in texts.values()], np.int64)
     begin = np.cumsum(lengths) - lengths

@@ -1,0 +1,141 @@
+"""Datasets of the Hugging Face library ``datasets``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.errors import FedMomError
+from fedmom.data.columns import Table, needed
+from fedmom.data.federated import FederatedData, Task
+from fedmom.data.pictures import read_pictures
+from fedmom.data.tables import Names, from_table
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+
+def from_huggingface(
+    dataset: "datasets.Dataset | datasets.DatasetDict",
+    *,
+    label: Names = "label",
+    client: str | None = None,
+    features: Names | None = None,
+    size: int | str | None = None,
+    test: str | None = None,
+    test_fraction: float | None = None,
+    partition: str | None = None,
+    seed: int = 0,
+    task: Task | None = None,
+    name: str = "huggingface",
+) -> FederatedData:
+    """Build a population from a ``datasets.Dataset``, or a ``DatasetDict`` of train and test.
+
+    Args:
+        dataset: The dataset. Of a dict, "train" is for training and "test" for testing; other
+            splits are not read.
+        label: The column of labels. A ``ClassLabel`` keeps its names.
+        client: The column of client ids. Leave it out to make clients by ``partition``.
+        features: The column of pictures, or the columns of numbers or lists of numbers. By
+            default the only column of pictures, else all other columns.
+        size: The side that pictures are brought to, as for ``from_images``.
+        test: The column that says which rows are for testing.
+        test_fraction: As for ``from_arrays``, and so are the others.
+        partition: In place of ``client``: how rows are dealt to clients.
+        seed: The seed of ``test_fraction`` and ``partition``.
+        task: What the labels are, where it does not show.
+        name: What the data is called in messages, tables and figures.
+
+    Returns:
+        The population.
+
+    Examples:
+        >>> import datasets
+        >>> rows = {"who": ["a", "b", "a"], "x": [[1.0, 2], [3, 4], [5, 6]], "label": [0, 1, 1]}
+        >>> data = from_huggingface(datasets.Dataset.from_dict(rows), client="who")
+        >>> data.features.shape, data.train.size.tolist()
+        ((2,), [2, 1])
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise needed("datasets", "hf", "A Hugging Face dataset") from None
+    marks = None
+    if isinstance(dataset, datasets.DatasetDict):
+        dataset, marks = _together(dataset, name)
+    if not isinstance(dataset, datasets.Dataset):
+        raise FedMomError(
+            f"{name}: a {type(dataset).__name__} cannot be read by number. Give a Dataset or a"
+            " DatasetDict of train and test."
+        )
+    pictures = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
+    return from_table(
+        Table(name, dataset.column_names, len(dataset), _reader(dataset)),
+        label=label,
+        client=client,
+        features=features if features is not None or len(pictures) != 1 else pictures,
+        test=test,
+        is_test=marks,
+        test_fraction=test_fraction,
+        partition=partition,
+        seed=seed,
+        task=task,
+        decode={column: _decoder(name, size) for column in pictures},
+        class_names=_names(dataset, label),
+    )
+
+
+def _together(
+    splits: "datasets.DatasetDict", name: str
+) -> tuple["datasets.Dataset", NDArray[np.bool_] | None]:
+    import datasets
+
+    if "train" not in splits:
+        raise FedMomError(f"{name} has the splits {', '.join(splits)}, and none called train.")
+    train = splits["train"]
+    if "test" not in splits:
+        return train, None
+    marks = np.repeat([False, True], [len(train), len(splits["test"])])
+    try:
+        return datasets.concatenate_datasets([train, splits["test"]]), marks
+    except ValueError as error:
+        raise FedMomError(f"{name}: train and test do not have the same columns: {error}") from None
+
+
+def _reader(dataset: "datasets.Dataset") -> Any:
+    def read(column: str) -> "pa.ChunkedArray":
+        return dataset.select_columns([column]).with_format("arrow")[:].column(column)
+
+    return read
+
+
+def _decoder(name: str, size: int | str | None) -> Any:
+    def decode(column: "pa.ChunkedArray") -> NDArray[Any]:
+        files = []
+        for row, value in enumerate(column.to_pylist()):
+            content = None if value is None else value["bytes"] or _content(value["path"])
+            if content is None:
+                raise FedMomError(f"{name}: row {row} has no picture. Leave the row out.")
+            files.append(content)
+        return read_pictures(name, files, size)
+
+    return decode
+
+
+def _content(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _names(dataset: "datasets.Dataset", label: Names) -> Sequence[str] | None:
+    import datasets
+
+    feature = dataset.features.get(label) if isinstance(label, str) else None
+    return feature.names if isinstance(feature, datasets.ClassLabel) else None

@@ -1,0 +1,211 @@
+"""Plain text of a user's own, for character models: a text per client, or texts to be dealt."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedmom.core.bounds import Seed, check_memory
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import user_path
+from fedmom.data.assembly import check_division
+from fedmom.data.cache import cached, file_identity
+from fedmom.data.federated import Features, FederatedData, Split, aligned
+from fedmom.data.ids import Owners, owners
+from fedmom.data.partition import dealt
+from fedmom.data.save import save_store
+from fedmom.data.values import as_array, numbers_or_texts
+
+WINDOW = 80
+BETWEEN = "\n"  # the texts of one client
+CODES = 0x110000  # Unicode has no more characters
+READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former
+
+
+def from_texts(
+    texts: str | Path | Mapping[str, str] | Sequence[str],
+    client_ids: ArrayLike | None = None,
+    *,
+    window: int = WINDOW,
+    test_fraction: float | None = None,
+    partition: str | None = None,
+    seed: int = 0,
+    name: str | None = None,
+) -> FederatedData:
+    """Build a population for character models: after ``window`` characters, which comes next?
+
+    Args:
+        texts: A folder of UTF-8 files, ``client.txt`` or ``client/any.txt``; a mapping of
+            clients to their texts; or a list of texts.
+        client_ids: The client of every text of a list. Texts of one client are joined by a new
+            line, in their order.
+        window: How many characters a model sees.
+        test_fraction: The share at the end of every client's text that is for testing. The
+            ``window - 1`` samples before it are left out, so that no test window shares a
+            character with a training window (LEAF's rule). A text too short for that is all
+            for training.
+        partition: In place of ``client_ids``, for a list or files ``any.txt``: how whole texts are
+            dealt to clients, ``iid:clients=10`` or ``quantity``.
+        seed: The seed of ``partition``.
+        name: What the data is called. By default the folder's name, or "texts".
+
+    Returns:
+        The population. ``class_names`` are the characters of all texts, sorted.
+
+    Examples:
+        >>> data = from_texts({"ann": "so it goes " * 9, "bob": "and so on " * 9}, window=20)
+        >>> list(data.users), data.train.size.tolist(), "".join(data.class_names)
+        (['ann', 'bob'], [79, 70], ' adeginost')
+    """
+    if window < 1:
+        raise FedMomError(f"texts: window={window} must be 1 or more.")
+    ids = None if client_ids is None else as_array("texts: client ids", client_ids)
+    if isinstance(texts, str | Path):
+        top = user_path(str(texts), "folder")
+        name = name or top.resolve().name
+        texts, ids = _read_folder(top, partition is None)
+    name = name or "texts"
+    if isinstance(texts, Mapping):
+        if ids is not None:
+            raise FedMomError(f"{name}: a mapping has clients already. Leave client_ids out.")
+        texts, ids = list(texts.values()), np.array(list(texts), object)
+    check_division(name, ids is not None, False, test_fraction, partition, seed)
+    joined = _joined(name, list(texts), ids, partition, seed)
+    return _windows(name, joined, window, test_fraction)
+
+
+def is_texts(path: Path) -> bool:
+    """Tell whether a path is a folder of .txt files, or of folders of them."""
+    return path.is_dir() and bool(_files(path))
+
+
+def load_texts(
+    path: Path,
+    *,
+    window: int = WINDOW,
+    test_fraction: float | None = None,
+    seed: Seed = 0,
+    partition: str | None = None,
+) -> FederatedData:
+    """Open a folder of texts; the first time it is packed, later only mapped."""
+
+    def pack(folder: Path) -> None:
+        data = from_texts(
+            path, window=window, test_fraction=test_fraction, seed=seed, partition=partition
+        )
+        save_store(data, folder, {"folder": str(path)})
+
+    options = [window, test_fraction, seed, partition]
+    return cached(path.name, ["texts", READER, file_identity(_files(path)), options], pack)
+
+
+def _files(top: Path) -> list[Path]:
+    return sorted(
+        file
+        for pattern in ("*.txt", "*/*.txt")
+        for file in top.glob(pattern)
+        if file.is_file() and not file.name.startswith(".")
+    )
+
+
+def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.generic] | None]:
+    """Return the texts of a folder, and the clients that its files or folders stand for."""
+    files = _files(top) if top.is_dir() else []
+    if not files:
+        raise FedMomError(f"{top} is no folder with .txt files, or with folders of them.")
+    in_folders = {file.parent != top for file in files}
+    if len(in_folders) > 1:
+        raise FedMomError(
+            f"{top} has .txt files both of its own and in folders. Give client.txt for every"
+            " client, or client/any.txt."
+        )
+    size = sum(file.stat().st_size for file in files)
+    check_memory(str(top), 8 * size, "Take fewer files.")
+    texts = [_read(file) for file in files]
+    if in_folders == {True}:
+        return texts, numbers_or_texts([file.parent.name for file in files])
+    return texts, numbers_or_texts([file.stem for file in files]) if as_clients else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise FedMomError(
+            f"{file}: the byte at place {error.start} is not UTF-8. Save the text as UTF-8."
+        ) from None
+    except OSError as error:
+        raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def _joined(
+    name: str, texts: list[str], ids: NDArray[np.generic] | None, partition: str | None, seed: int
+) -> dict[str, str]:
+    """Return one text for every client."""
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise FedMomError(f"{name}: text {row} is a {type(text).__name__}, not a text.")
+    if not texts:
+        raise FedMomError(f"{name} has no texts.")
+    if ids is None:
+        assert partition is not None
+        rows = dealt(partition, None, np.zeros(len(texts), bool), seed)
+        clients = Owners([f"client{k}" for k in range(int(rows.max()) + 1)], rows)
+    else:
+        clients = owners(name, ids)
+    if len(clients.rows) != len(texts):
+        raise FedMomError(
+            f"{name}: there are {len(texts)} texts and {len(clients.rows)} client ids. Give one"
+            " for each text."
+        )
+    own: list[list[str]] = [[] for _ in clients.users]
+    for text, k in zip(texts, clients.rows, strict=True):
+        own[k].append(text)
+    return dict(zip(clients.users, map(BETWEEN.join, own), strict=True))
+
+
+def _windows(
+    name: str, texts: dict[str, str], window: int, test_fraction: float | None
+) -> FederatedData:
+    """Lay the texts end to end, and split each."""
+    codes = [_codes(name, user, text) for user, text in texts.items()]
+    for user, own in zip(texts, codes, strict=True):
+        if len(own) <= window:
+            raise FedMomError(
+                f"{name}: the text of client {user!r} has {len(own)} characters, and a sample has"
+                f" window={window} and the one after. Take a smaller window, or leave it out."
+            )
+    used = np.zeros(CODES, bool)
+    for own in codes:
+        used[own] = True
+    symbols = np.flatnonzero(used)
+    number = np.zeros(CODES, np.min_scalar_type(len(symbols) - 1))
+    number[symbols] = np.arange(len(symbols))
+    lengths = np.array([len(own) for own in codes], np.int64)
+    begin = np.cumsum(lengths) - lengths
+    samples = lengths - window
+    test = np.zeros_like(samples)
+    if test_fraction is not None:
+        last = np.maximum(1, ((1 - test_fraction) * samples).astype(np.int64))
+        test = np.maximum(0, samples - last - (window - 1))
+    train = np.where(test > 0, samples - test - (window - 1), samples)
+    return FederatedData(
+        name=name,
+        users=list(texts),
+        features=Features("text", (window,), len(symbols)),
+        arrays={"text": aligned(np.concatenate([number[own] for own in codes]))},
+        train=Split(begin, train),
+        test=Split(begin + samples - test, test),
+        class_names=tuple(map(chr, symbols)),
+    )
+
+
+def _codes(name: str, user: str, text: str) -> NDArray[np.uint32]:
+    try:
+        return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    except UnicodeEncodeError as error:
+        raise FedMomError(
+            f"{name}: character {error.start} of the text of client {user!r} is half a character"
+            " (a lone surrogate). Mend the text."
+        ) from None
