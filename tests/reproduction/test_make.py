@@ -127,6 +127,15 @@ def test_a_run_counts_once_its_checkpoint_is_the_last(tiny):
         assert runner.Cache(tiny / "runs", TINY).result(config) is None
 
 
+def test_claims_that_were_not_asked_about_are_left_out(tiny, nothing_trained):
+    nothing_trained()
+    made = make(tiny / "tables", TINY, ["table1", "table2"], QUIET)
+    assert made.verdicts == []
+    assert "not measured" not in made.page.read_text()
+    whole = make(tiny / "all", TINY, ALL, QUIET, train=False)
+    assert {str(verdict.status) for verdict in whole.verdicts} == {"not measured"}
+
+
 @pytest.mark.parametrize("form", ["error", "result"])
 def test_what_is_no_divergence_is_raised(tiny, monkeypatch, form):
     why = "The reply of client 3 cannot be used."

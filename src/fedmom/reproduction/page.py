@@ -12,7 +12,7 @@ from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
 from fedmom.reports import drawing, palette
 from fedmom.reports.charts import Figure, Grid
-from fedmom.reports.html import Part, Section, Settings, Verdict, Words, write_page
+from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words, write_page
 from fedmom.reproduction import figures, plan, tables, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale
@@ -58,10 +58,12 @@ def build(context: Context, findings: Findings, parts: Sequence[str]) -> Page:
     """Return the page of the parts that are asked for."""
     rows = verdicts.judge(findings)
     claims = verdicts.verdicts(rows)
+    if len(parts) < len(PARTS):  # what was not asked for is not missing
+        claims = [claim for claim in claims if claim.status is not Status.UNKNOWN]
     rules = {claim.text: claim.rule for claim in verdicts.CLAIMS.values()}
     how = Settings("How this is judged", {**rules, "What is clear": verdicts.NOISE})
     sections = [
-        Section("Verdicts", [*claims, how]),
+        *([Section("Verdicts", [*claims, how])] if claims else []),
         Section("What was run", list(_setting(context))),
         *(Section(TITLES[p], list(_or_note(PARTS[p](context, findings)))) for p in parts),
         Section("Settings and versions", list(_settings(findings))),
