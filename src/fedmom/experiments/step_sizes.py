@@ -12,7 +12,15 @@ STEP_SIZES = {
         "fedadam": 0.1,
         "fedyogi": 0.1,
     },
-    "image": {"fedsgd": 0.1, "fedavg": 0.03, "fedmom": 0.01},
+    "image": {
+        "fedsgd": 0.3,
+        "fedavg": 0.1,
+        "fedmom": 0.01,
+        "fedavgm": 0.01,
+        "fedadagrad": 0.03,
+        "fedadam": 0.03,
+        "fedyogi": 0.03,
+    },
     "text": {"fedsgd": 1.0, "fedavg": 1.0, "fedmom": 0.3},
 }
 
