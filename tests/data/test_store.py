@@ -1,5 +1,7 @@
 """The packed store: packing and unpacking is the identity, whole or not at all."""
 
+import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -20,7 +22,8 @@ from fedmom.data import checksums, leaf_sampling, load, statistics
 from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.cache import cached
 from fedmom.data.checksums import check_store, remember
-from fedmom.data.federated import Features
+from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.fingerprint import facts
 from fedmom.data.manifest import read_manifest
 from fedmom.data.packer import Packer
 from fedmom.data.partition import repartition
@@ -162,7 +165,8 @@ KILLED = """
 import sys, time
 import numpy as np
 from pathlib import Path
-from fedmom.data.federated import Features
+from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.fingerprint import facts
 from fedmom.data.packer import Packer
 with Packer(Path(sys.argv[1]), name="t", features=Features("image", (4, 4), 10),
             columns={"x": ("uint8", (4, 4)), "y": ("uint8", ())}, source={}) as pack:
@@ -311,6 +315,11 @@ MANIFESTS = {
     "no clients": lambda m: m.update(training_clients=0),
     "more clients than there are": lambda m: m.update(training_clients=9),
     "no source": lambda m: m.pop("source"),
+    "another task": lambda m: m.update(task="ranking"),
+    "whole numbers for regression": lambda m: m.update(task="regression"),
+    "a list for several labels": lambda m: m.update(task="multilabel"),
+    "a list for sequences": lambda m: m.update(task="sequence"),
+    "names of other classes": lambda m: m.update(class_names=["a"]),
     "no format": lambda m: m.pop("format"),
 }
 
@@ -390,3 +399,52 @@ def test_labels_outside_the_classes_are_faults(tmp_path):
     with packer(tmp_path / "s", features=Features("image", (4, 4), 2)) as pack:
         pack.add("a", {"x": np.ones((3, 4, 4)), "y": np.arange(3)}, train=(0, 2), test=(2, 1))
     assert "a label 2 is outside 0..1" in " ".join(statistics.faults(open_store(tmp_path / "s")))
+
+
+TASKS = {
+    "classes": (3, np.array([0, 2, 1], np.int32)),
+    "regression": (2, np.array([[0.5, -1], [2, 3], [4, 5]], np.float32)),
+    "multilabel": (3, np.array([[0, 1, 1], [0, 0, 0], [1, 0, 1]], np.int32)),
+    "sequence": (9, np.array([[0, 8, 1, 1], [2, 2, 2, 2], [3, 4, 5, 6]], np.int32)),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_labels_of_every_task_are_kept_and_read_in_their_type(tmp_path, task):
+    classes, y = TASKS[task]
+    names = tuple("abcdefghi"[:classes])
+    one = FederatedData(
+        name="t",
+        users=["a", "b"],
+        features=Features("vector", (4,), classes, task),
+        arrays={"x": np.arange(12, dtype=np.int32).reshape(3, 4), "y": y},
+        train=Split(np.array([0, 2]), np.array([1, 1])),
+        test=Split(np.array([1, 3]), np.array([1, 0])),
+        class_names=names,
+    )
+    save_store(one, tmp_path / "s", {})
+    two = open_store(tmp_path / "s")
+    assert_same(one, two)
+    assert two.class_names == names
+    _, read = reader(two.features)(two.arrays, jnp.array([0, 1, 2]))
+    assert read.dtype == y.dtype
+    np.testing.assert_array_equal(read, y)
+    assert statistics.faults(two) == []
+    others = [
+        dataclasses.replace(one, features=Features("vector", (4,), classes)),
+        dataclasses.replace(one, class_names=None),
+    ]
+    changed = {facts(d)["sha256"] == facts(one)["sha256"] for d in others}
+    assert changed == ({True, False} if task == "classes" else {False})
+
+
+def test_data_of_before_there_were_tasks_has_the_checksums_it_had(tmp_path):
+    """Runs that were begun then must find their data unchanged."""
+    folder = one_client_store(tmp_path / "s")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["task"], manifest["class_names"]
+    path.write_text(json.dumps(manifest))
+    old = {n: [a["dtype"], a["shape"], a["sha256"]] for n, a in manifest["arrays"].items()}
+    text = json.dumps([["image", [4, 4], 10, 1], old], sort_keys=True)
+    assert open_store(folder).checksum == hashlib.sha256(text.encode()).hexdigest()

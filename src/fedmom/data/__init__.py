@@ -83,7 +83,7 @@ def load(spec: str) -> "FederatedData":
         >>> data.clients
         4
         >>> data.features
-        Features(kind='vector', shape=(60,), classes=10)
+        Features(kind='vector', shape=(60,), classes=10, task='classes')
     """
     place = locate(spec)
     if isinstance(place, Path):

@@ -17,12 +17,16 @@ Reader = Callable[[Arrays, jax.Array], Batch]
 
 
 def read_rows(arrays: Arrays, positions: jax.Array) -> Batch:
-    """Row i of ``x`` and ``y`` is sample i. Bytes are images and become floats in [0, 1]."""
+    """Row i of ``x`` and ``y`` is sample i. Bytes are images and become floats in [0, 1].
+
+    Labels are whole numbers, or floats in regression.
+    """
     rows = _looked_up(arrays, positions)
     x = jnp.asarray(arrays["x"])[rows]
     if x.dtype == jnp.uint8:
         x = x.astype(jnp.float32) / 255
-    return x, jnp.asarray(arrays["y"])[rows].astype(jnp.int32)
+    y = jnp.asarray(arrays["y"])[rows]
+    return x, y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.int32)
 
 
 def read_windows(arrays: Arrays, positions: jax.Array, length: int) -> Batch:

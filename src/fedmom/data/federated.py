@@ -20,23 +20,33 @@ from fedmom.core.errors import FedMomError
 ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped files do
 
 
+Task = Literal["classes", "regression", "multilabel", "sequence"]
+
+
 class Features(NamedTuple):
-    """What a model must accept: the kind and shape of one input, and the number of labels.
+    """What a model must accept and predict: the kind and shape of one input, and of its label.
 
     Args:
         kind: "vector", "image" or "text".
         shape: The shape of one input: (D,), (height, width), (height, width, channels), or the
             number of symbols in a window of text.
-        classes: The number of labels; of a text, the number of symbols.
+        classes: How many numbers a model returns for one input, or for one position of a
+            sequence: the number of classes (of a text, of symbols), of values in regression, of
+            labels in multi-label data.
+        task: What the labels of a batch of N are. "classes": one class each, int32 (N,);
+            "regression": values, float32 (N, classes), also where there is one;
+            "multilabel": 0 or 1 for every label, int32 (N, classes); "sequence": a class at
+            every position, int32 (N, positions).
 
     Examples:
         >>> Features("image", (28, 28), classes=62)
-        Features(kind='image', shape=(28, 28), classes=62)
+        Features(kind='image', shape=(28, 28), classes=62, task='classes')
     """
 
     kind: Literal["vector", "image", "text"]
     shape: tuple[int, ...]
     classes: int
+    task: Task = "classes"
 
 
 class Split(NamedTuple):
@@ -62,6 +72,8 @@ class FederatedData:
         test: Where every client's test samples lie.
         test_users: The names of the test clients, where they are others than ``users`` (LEAF's
             ``-t user``); otherwise None.
+        class_names: What the classes, labels or symbols are called, in the order of their numbers;
+            None where they are only numbers.
 
     Raises:
         FedMomError: There are no clients, or one has no training samples.
@@ -83,6 +95,7 @@ class FederatedData:
     train: Split
     test: Split
     test_users: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
     # Of the content, where a packed store knows it. Not given with the rest, so that
     # dataclasses.replace, which makes other data of this, does not hand it on.
     checksum: str | None = field(default=None, init=False)

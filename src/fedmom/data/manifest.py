@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.federated import Task
 
 FORMAT = 1
 EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
@@ -44,6 +45,8 @@ class Manifest(BaseModel):
     kind: Literal["vector", "image", "text"]
     shape: tuple[Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)], ...]
     classes: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+    task: Task = "classes"  # stores of earlier versions have no other
+    class_names: tuple[str, ...] | None = None
     training_clients: Annotated[int, Field(ge=1, strict=True)]
     source: dict[str, Any]
     arrays: dict[str, Array]
@@ -52,7 +55,11 @@ class Manifest(BaseModel):
     def checksum(self) -> str:
         """One checksum of all that is trained on: the arrays, and how they are read."""
         arrays = {name: [a.dtype, a.shape, a.sha256] for name, a in self.arrays.items()}
-        read_as = [self.kind, self.shape, self.classes, self.training_clients]
+        read_as: list[Any] = [self.kind, self.shape, self.classes, self.training_clients]
+        if self.task != "classes":
+            read_as.append(self.task)
+        if self.class_names is not None:
+            read_as.append(self.class_names)
         text = json.dumps([read_as, arrays], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -77,8 +84,10 @@ class Manifest(BaseModel):
         if self.arrays.keys() - {"at"} != {*samples, *TABLES, "users"}:
             raise FedMomError(f"its arrays are {', '.join(sorted(self.arrays))}")
         for name, array in self.arrays.items():
-            if name != "x" and (len(array.shape) != 1 or array.dtype[1] not in "iu"):
+            if name not in ("x", "y") and (len(array.shape) != 1 or array.dtype[1] not in "iu"):
                 raise FedMomError(f"{name} is not a list of whole numbers")
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise FedMomError(f"it names {len(self.class_names)} of {self.classes} classes")
         self._check_samples()
         self._check_clients()
         return self
@@ -87,10 +96,23 @@ class Manifest(BaseModel):
         if self.kind == "text":
             if len(self.shape) != 1:
                 raise FedMomError(f"shape {self.shape} is not the length of a window of text")
+            if self.task != "classes":
+                raise FedMomError(f"text has the next symbol for a label, not the task {self.task}")
             return
         x, y = self.arrays["x"].shape, self.arrays["y"].shape
         if x[1:] != self.shape or x[0] != y[0]:
             raise FedMomError(f"x of shape {x} and y of shape {y} are not one row a sample")
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        y = self.arrays["y"]
+        columns = {"classes": (), "sequence": self.shape[:1]}.get(self.task, (self.classes,))
+        kinds = "f" if self.task == "regression" else "iu"
+        if y.shape[1:] != columns or y.dtype[1] not in kinds:
+            raise FedMomError(
+                f"y of type {y.dtype} and shape {y.shape} does not hold the labels of"
+                f" {self.task} with {self.classes}"
+            )
 
     def _check_clients(self) -> None:
         clients = self.arrays["users_end"].shape[0]

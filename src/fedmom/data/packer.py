@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ class Packer:
         features: Features,
         columns: Mapping[str, tuple[str, tuple[int, ...]]],
         source: Mapping[str, Any],
+        class_names: Sequence[str] | None = None,
     ) -> None:
         self._folder, self._name, self._features = folder, name, features
+        self._class_names = None if class_names is None else list(class_names)
         self._source = dict(source)
         self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
         self._rows = dict.fromkeys(columns, 0)
@@ -128,6 +130,8 @@ class Packer:
             "kind": self._features.kind,
             "shape": list(self._features.shape),
             "classes": self._features.classes,
+            "task": self._features.task,
+            "class_names": self._class_names,
             "training_clients": self._trained,
             "source": self._source,
             "arrays": {

@@ -24,7 +24,12 @@ def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> 
             cut, columns["at"] = _windows, ("int32", ())
     own_test = [data.test] if data.test_users is None else []
     with Packer(
-        folder, name=data.name, features=data.features, columns=columns, source=source
+        folder,
+        name=data.name,
+        features=data.features,
+        columns=columns,
+        source=source,
+        class_names=data.class_names,
     ) as packer:
         for k, user in enumerate(data.users):
             arrays, ranges = cut(data, k, [data.train, *own_test])

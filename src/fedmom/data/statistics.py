@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData
 from fedmom.data.leaf_sampling import sample_counts
 
@@ -47,7 +48,10 @@ def statistics(data: FederatedData) -> Statistics:
 
 
 def label_mix(data: FederatedData, client: int) -> NDArray[np.int64]:
-    """Return how many training samples of each label a client has."""
+    """Return how many training samples of each label a client has.
+
+    A sample of multi-label data or of a sequence counts for all the labels that it has.
+    """
     start, size = int(data.train.start[client]), int(data.train.size[client])
     positions: NDArray[np.int64] | slice = slice(start, start + size)
     if "at" in data.arrays:
@@ -62,15 +66,24 @@ def label_mix(data: FederatedData, client: int) -> NDArray[np.int64]:
         )
     else:
         labels = data.arrays["y"][positions]
-    return np.bincount(labels, minlength=data.features.classes)
+    if data.features.task == "regression":
+        raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
+    if data.features.task == "multilabel":
+        return labels.sum(0, dtype=np.int64)
+    return np.bincount(labels.ravel(), minlength=data.features.classes)
 
 
 def faults(data: FederatedData) -> list[str]:
     """Look for labels and positions out of range; return a sentence for each fault."""
     sentences = []
     labels = data.arrays["text" if data.features.kind == "text" else "y"]
-    if labels.size and int(labels.max()) >= data.features.classes:
-        sentences.append(f"a label {int(labels.max())} is outside 0..{data.features.classes - 1}.")
+    if data.features.task == "regression":
+        if not np.isfinite(labels).all():
+            sentences.append("a value to predict is not finite.")
+    else:
+        top = 1 if data.features.task == "multilabel" else data.features.classes - 1
+        if labels.size and (wrong := int(labels.max())) > top:
+            sentences.append(f"a label {wrong} is outside 0..{top}.")
     top = _positions(data.features, data.arrays)
     for name in ("train", "test"):
         part = data.split(name)

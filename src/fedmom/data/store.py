@@ -37,11 +37,12 @@ def open_store(folder: Path) -> FederatedData:
     data = FederatedData(
         name=manifest.name,
         users=Names(characters, ends[:trained]),
-        features=Features(manifest.kind, manifest.shape, manifest.classes),
+        features=Features(manifest.kind, manifest.shape, manifest.classes, manifest.task),
         arrays=arrays,
         train=train,
         test=test,
         test_users=Names(characters, ends[trained:], int(ends[trained - 1])) if others else None,
+        class_names=manifest.class_names,
     )
     object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
     return data
