@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
     from fedmom.data.sources.arrays import from_arrays
-    from fedmom.models import MODELS
+    from fedmom.models import METRICS, MODELS
     from fedmom.models import build as build_model
+    from fedmom.models.adapters import model
     from fedmom.models.base import Model
+    from fedmom.models.metrics import Metric
+    from fedmom.models.variables import Variables
     from fedmom.runtimes import RUNTIMES
     from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot, Workload
     from fedmom.runtimes.local import LocalRuntime
@@ -49,8 +52,11 @@ _HOMES = {
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
     "data.sources.arrays": ("from_arrays",),
-    "models": ("MODELS",),
+    "models": ("METRICS", "MODELS"),
+    "models.adapters": ("model",),
     "models.base": ("Model",),
+    "models.metrics": ("Metric",),
+    "models.variables": ("Variables",),
     "runtimes": ("RUNTIMES",),
     "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot", "Workload"),
     "runtimes.local": ("LocalRuntime",),
