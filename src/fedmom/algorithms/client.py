@@ -257,9 +257,7 @@ class LocalProblem(NamedTuple):
 
 def _prox(mu: float, start: Params) -> Change:
     """FedProx: pull back to where the round started."""
-    return lambda gradient, w: jax.tree.map(
-        lambda g, p, s: g + mu * (p - s), gradient, w, start
-    )
+    return lambda gradient, w: jax.tree.map(lambda g, p, s: g + mu * (p - s), gradient, w, start)
 
 
 def _on_shared(change: Change, gradient: Params, w: Params) -> Params:

@@ -1,8 +1,8 @@
 """Models with state, such as batch norm's running statistics, in any method.
 
-A method's client, stages and server see the trained parameters only. Around them, the state goes its
-own way: to the clients with the broadcast and back with the update, where the rule takes its mean;
-or it stays with each client. No optimizer steps on it: a running variance that Nesterov or η = K/M
+A method's client, stages and server see the trained parameters only. Around them, the state goes
+its own way: to the clients with the broadcast and back with the update, where its mean is taken; or
+it stays with each client. No optimizer steps on it: a running variance that Nesterov or η = K/M
 extrapolates may be negative.
 """
 

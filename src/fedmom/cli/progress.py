@@ -20,10 +20,13 @@ from rich.text import Text
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import bars
+from fedmom.core.types import LOWER_IS_BETTER
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.results import Result
+from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.sweep import Outcome
 from fedmom.training.loop import Record
+
+SHORT = {"accuracy": "acc"}  # beside a bar
 
 
 class RoundsPerSecond(ProgressColumn):
@@ -35,7 +38,7 @@ class RoundsPerSecond(ProgressColumn):
 
 
 class LiveBar:
-    """One line that moves: round, rate, time left, loss, accuracy."""
+    """One line that moves: round, rate, time left, loss, and the model's first metric."""
 
     def __init__(self, console: Console, label: str) -> None:
         self._progress = Progress(
@@ -130,10 +133,16 @@ class ManyRuns:
         self._ended += 1
         if self._console.is_terminal:
             return
-        accuracy = outcome.last("test", "accuracy") if isinstance(outcome, Result) else None
-        text = "no test accuracy" if accuracy is None else f"test accuracy {accuracy:.4f}"
         place = f"{self._ended}/{self._runs} {path.name}"
-        self._console.print(f"{place}  {text}", highlight=False, markup=False)
+        self._console.print(f"{place}  {_end(outcome)}", highlight=False, markup=False)
+
+
+def _end(outcome: Outcome) -> str:
+    """Return the test metric that a run has ended with."""
+    if not isinstance(outcome, Result):
+        return "no result"
+    value = outcome.last("test", outcome.metric)
+    return f"no test {outcome.metric}" if value is None else f"test {outcome.metric} {value:.4f}"
 
 
 def watch(console: Console, label: str) -> LiveBar | PlainLines:
@@ -142,14 +151,19 @@ def watch(console: Console, label: str) -> LiveBar | PlainLines:
 
 
 def short_summary(rows: list[dict[str, Any]]) -> str:
-    """Return the accuracies of an evaluation, short enough for a line beside a bar."""
-    return "  ".join(f"{row['split']} acc {row['accuracy']:.3f}" for row in rows)
+    """Return the first metric of an evaluation, short enough for a line beside a bar."""
+    names = [next(iter(metrics_of(row)), "loss") for row in rows]
+    return "  ".join(
+        f"{row['split']} {SHORT.get(name, name)} {row[name]:.3f}"
+        for row, name in zip(rows, names, strict=True)
+    )
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return an evaluation in a few words."""
     return "  ".join(
-        f"{row['split']} loss {row['loss']:.4f} accuracy {row['accuracy']:.4f}" for row in rows
+        " ".join([row["split"], *(f"{n} {row[n]:.4f}" for n in ("loss", *metrics_of(row)))])
+        for row in rows
     )
 
 
@@ -193,6 +207,6 @@ class TensorBoard:
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Write the evaluation's numbers, to disk."""
         for row in rows:
-            for name in row.keys() - {"round", "split"}:
+            for name in row.keys() - {"round", "split", LOWER_IS_BETTER}:
                 self._writer.add_scalar(f"{row['split']}/{name}", row[name], row["round"])
         self._writer.flush()

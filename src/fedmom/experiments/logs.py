@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, write_atomic
+from fedmom.core.types import LOWER_IS_BETTER
 
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -19,9 +20,9 @@ LARGEST = 2**63  # whole number: a larger one is nobody's count
 # What every line has, in earlier versions too: what reports count on. The rest are numbers.
 NEEDED = {
     ROUNDS: ("round", "train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"),
-    EVALS: ("round", "split", "loss", "accuracy"),
+    EVALS: ("round", "split", "loss"),
 }
-OTHER_TYPES = {"split": str, "cohort": list, "rejected": list}
+OTHER_TYPES = {"split": str, "cohort": list, "rejected": list, LOWER_IS_BETTER: list}
 
 
 class Log(NamedTuple):

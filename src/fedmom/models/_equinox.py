@@ -57,8 +57,8 @@ def _with_state(made: Any) -> tuple[Any, Any]:
         return made
     if not isinstance(made, eqx.Module):
         raise FedMomError(
-            f"The function returns {type(made).__name__} for a key. Of equinox, it returns a module,"
-            " or a module and its state; for nnx, its argument is called rngs."
+            f"The function returns {type(made).__name__} for a key, not an equinox module or such a"
+            " module and its state. To make an nnx module, call its argument rngs."
         )
     return eqx.nn.make_with_state(lambda: made)()
 

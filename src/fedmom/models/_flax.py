@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen, nnx
 
 from fedmom.core.types import Params
@@ -87,8 +88,8 @@ def _reseeded(rngs: nnx.State, key: jax.Array) -> nnx.State:
     leaves, form = jax.tree.flatten(rngs)
     fresh = [
         jax.random.fold_in(key, i)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jax.numpy.zeros_like(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else jnp.zeros_like(leaf)
         for i, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(form, fresh)

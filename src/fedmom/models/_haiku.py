@@ -6,7 +6,7 @@ import haiku as hk
 import jax
 
 from fedmom.core.types import Params
-from fedmom.models._net import FLAGS, Net, flags, marked
+from fedmom.models._net import FLAGS, Net, Path, flags, marked
 
 
 def net(transformed: Any, x: jax.Array) -> Net:
@@ -44,7 +44,7 @@ def _flag(transformed: hk.TransformedWithState, x: jax.Array) -> list[str]:
 
 def _norms(params: Params, state: Any) -> Params:
     """A module with state has a part of its name in common with that of its parameters."""
-    modules = set()
+    modules: set[Path] = set()
     for name in state:
         above = [module for module in params if f"{name}/".startswith(f"{module}/")]
         modules |= {(max(above, key=len),)} if above else set()

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
-from fedmom.core.types import Params
+from fedmom.core.types import LOWER_IS_BETTER, Params
 from fedmom.data.batches import reader
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS
@@ -19,7 +20,7 @@ from fedmom.models.losses import LOSSES, Loss
 from fedmom.models.metrics import Metric
 from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
 
-TAKEN = ("round", "split", "loss", "clients", "samples", "lower_is_better")  # in the logs
+TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
 
 
 def model(
@@ -110,11 +111,12 @@ def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
 
 def _made(make: Callable[..., Any]) -> Net:
     """Return the net that a function or class makes: nnx asks for ``rngs``, equinox for a key."""
-    inside = make
+    inside: Any = make
     while isinstance(inside, partial):
         inside = inside.func
     # The classes of both libraries hide the signature that they have.
-    names = arguments(inside.__init__ if isinstance(inside, type) else inside)
+    of_class = isinstance(inside, type)
+    names = arguments(inside.__init__ if of_class else inside)
     if "rngs" in names:
         from fedmom.models import _flax
 
@@ -128,16 +130,16 @@ def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bo
     if has_state:
         return Net(init, apply, beside_state)
     return Net(
-        lambda key: (init(key), ()), lambda p, state, x, key: (apply(p, x, key), state), beside_state
+        lambda key: (init(key), ()),
+        lambda p, state, x, key: (apply(p, x, key), state),
+        beside_state,
     )
 
 
 def _example(data: FederatedData | Features) -> jax.Array:
     """Return a batch of one input, of the shape and type that the data has."""
     if isinstance(data, FederatedData):
-        shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in data.arrays.items()}
-        read = reader(data.features)
-        x, _ = jax.eval_shape(read, shapes, jax.ShapeDtypeStruct((1,), jnp.int32))
+        x, _ = jax.eval_shape(reader(data.features), data.arrays, np.zeros(1, np.int32))
         return jnp.zeros(x.shape, x.dtype)
     dtype = jnp.int32 if data.kind == "text" else jnp.float32
     return jnp.zeros((1, *data.shape), dtype)

@@ -170,7 +170,7 @@ def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> P
         else:  # without replies the sum is empty: w^k = w for all
             whole = summed(total, rows)
             aggregate = jax.tree.map(lambda d: d * scale, whole.update)
-        if isinstance(params, Variables):
+        if weight is not None:  # of a model with state
             divisor = 1.0 if rule.each is not None else weight
             mean = _mean_state(whole.update.state, divisor)
             aggregate = aggregate._replace(state=_where(weight > 0, mean, params.state))

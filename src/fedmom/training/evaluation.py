@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from scipy.special import bdtr
 
 from fedmom.core.errors import DivergedError
-from fedmom.core.types import Params
+from fedmom.core.types import LOWER_IS_BETTER, Params
 from fedmom.models.metrics import Metric
 from fedmom.runtimes.base import Runtime, Scores
 
 PERCENTILES = (10, 50, 90)
-LOWER = "lower_is_better"  # the key of a line that names the metrics of which lower is better
 HALVINGS = 32  # of [0, 1], to find a percentile
 
 
@@ -73,7 +72,7 @@ class Metrics:
     def row(self, round_: int, split: str) -> dict[str, Any]:
         """Return the line of ``evals.jsonl``."""
         counts = {"clients": self.clients, "samples": self.samples}
-        lower = {LOWER: list(self.lower_is_better)} if self.lower_is_better else {}
+        lower = {LOWER_IS_BETTER: list(self.lower_is_better)} if self.lower_is_better else {}
         return {"round": round_, "split": split, "loss": self.loss, **self.values, **counts} | lower
 
 
@@ -128,7 +127,7 @@ def _numbers(metric: Metric, scores: Scores) -> Iterator[tuple[str, float]]:
 
 
 def _values(metric: Metric, scores: Scores) -> tuple[NDArray[np.float64], float]:
-    """Return a metric of every client, and of all: a client that was thinned has its full weight."""
+    """Return a metric of every client, and of all; those that were thinned have full weight."""
     sums = scores.sums[metric.name]
     if metric.value is None:
         each = sums / scores.evaluated
