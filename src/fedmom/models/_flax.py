@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from fedmom.core.types import Params
-from fedmom.models._net import Net, arguments, beside_state, flags, marked, paths
+from fedmom.models._net import Net, Path, arguments, beside_state, flags, marked, paths
 
 SOWN = "intermediates"  # what linen modules leave for whoever looks on: no state
 
@@ -73,14 +73,23 @@ def nnx_net(make: Callable[[nnx.Rngs], Any]) -> Net:
 
 def _named(state: nnx.State) -> Params:
     """Return an nnx state as dicts in dicts, by the names of the attributes."""
-    return nnx.to_pure_dict(state)
+    named: dict[str, Any] = {}
+    for path, leaf in zip(_places(state), jax.tree.leaves(state), strict=True):
+        inside = named
+        for name in path[:-1]:
+            inside = inside.setdefault(name, {})
+        inside[path[-1]] = leaf
+    return named
 
 
 def _like(form: nnx.State, named: Params) -> nnx.State:
     """Return an nnx state of the form, with these arrays."""
     by_path = dict(zip(paths(named), jax.tree.leaves(named), strict=True))
-    leaves = [by_path[path[:-1]] for path in paths(form)]  # without "value", of each variable
-    return jax.tree.unflatten(jax.tree.structure(form), leaves)
+    return jax.tree.unflatten(jax.tree.structure(form), [by_path[p] for p in _places(form)])
+
+
+def _places(state: nnx.State) -> list[Path]:
+    return [path[:-1] for path in paths(state)]  # without "value", of each variable
 
 
 def _reseeded(rngs: nnx.State, key: jax.Array) -> nnx.State:
