@@ -1,6 +1,7 @@
 """A run whose model is measured by something else than accuracy, from its log to its page."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from safetensors.numpy import load_file
 
 import fedmom
 from fedmom.cli import progress
+from fedmom.cli.report import report
 from fedmom.data.federated import FederatedData, Split, aligned
-from fedmom.experiments import build, pairs, settings
+from fedmom.experiments import build, logs, pairs, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, read, target
@@ -135,3 +137,19 @@ def test_a_model_without_metrics_is_ranked_by_its_loss():
         "Training loss",
         "Test loss",
     ]
+
+
+@pytest.mark.parametrize("value", ["mse", 3, [1], [{}], None])
+def test_what_is_no_list_of_names_is_a_sentence(tmp_path, value):
+    row = {"round": 0, "split": "test", "loss": 1.0, "mse": 1.0, "lower_is_better": value}
+    (tmp_path / "evals.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(fedmom.FedMomError, match="its lower_is_better is"):
+        logs.read(tmp_path / "evals.jsonl")
+
+
+def test_a_target_is_a_value_of_the_metric(regression, tmp_path, monkeypatch):
+    _, run, _ = regression
+    monkeypatch.chdir(tmp_path)
+    goal = dict(run.curve("test", "mse"))[4]
+    report.callback((run.path,), tmp_path / "page.html", goal)
+    assert f"rounds to {goal:.4g}" in (tmp_path / "page.html").read_text()

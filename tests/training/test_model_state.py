@@ -1,11 +1,14 @@
 """Models with state in whole rounds, against NumPy: averaged as in FedAvg, local as in FedBN."""
 
+import runpy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 import fedmom
 from fedmom.algorithms.model_state import server_of
@@ -15,7 +18,8 @@ from fedmom.runtimes.base import Block
 from fedmom.training.admission import Admitted
 from fedmom.training.aggregate import Aggregate, compile_programs, empty
 from fedmom.training.samplers import cohort
-from tests.conftest import population
+from tests.conftest import ROOT, population
+from tests.experiments import small
 from tests.models.nets import plain_net
 from tests.training.scripted import uniform
 
@@ -286,3 +290,57 @@ def test_diagnostics_need_a_model_without_state():
     model = fedmom.model(plain_net(), data, has_state=True)
     with pytest.raises(fedmom.FedMomError, match="are of models without state"):
         Subproblem(model, data, clients=2, samples=2)
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_need_not_know_of_state():
+    """SCAFFOLD, as it is: its control variates are of the parameters, its server has no state."""
+    scaffold = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["scaffold"]
+    data = population(SIZES)
+    for choice in ("average", "local"):
+        model = fedmom.model(plain_net(), data, state=choice, has_state=True)
+        method = scaffold(share=1.0)
+        work = fedmom.LocalWork(lr=LR, steps=H, batch_size=B)
+        runtime = fedmom.LocalRuntime(data, model, work, method)
+        first = fedmom.start(model, method)
+        options = {"samples": data.train.size, "rounds": 3}
+        pace = uniform(data.train.size, 3)
+        *_, (state, record) = fedmom.train(first, runtime, method, pace=pace, **options)
+        assert record.train_loss < fedmom.evaluate(runtime, first.params, "train").loss
+        if choice == "average":
+            assert (np.asarray(state.params.state["norm"]["var"]) > 0).all()
+            assert state.params.state["norm"]["mean"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ["average", "local"])
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path, choice):
+    """State is in the checkpoint, the server's and the clients'."""
+
+    def normed(features):
+        """A net with batch norm."""
+        from flax import linen
+
+        class Net(linen.Module):
+            @linen.compact
+            def __call__(self, x, train):
+                x = linen.BatchNorm(use_running_average=not train)(linen.Dense(4)(x))
+                return linen.Dense(features.classes)(x)
+
+        return fedmom.model(Net(), features, state=choice)
+
+    fedmom.MODELS.register(f"normed_{choice}", normed)
+    values = {"model": f"normed_{choice}", "clients-per-round": 3}
+    whole = small.run(tmp_path / "whole", rounds=4, **values)
+    small.run(tmp_path / "parts", rounds=2, **values)
+    small.edit_config(tmp_path / "parts", "rounds = 2", "rounds = 4")
+    resumed = small.resume(tmp_path / "parts", accept_changes=True)
+    assert resumed.evals[-1] == whole.evals[-1]
+    tensors = [load_file(tmp_path / p / "checkpoint" / "round-00000004.safetensors") for p in PARTS]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert any("clients/" in name for name in tensors[0]) == (choice == "local")
+    for name, tensor in tensors[0].items():
+        np.testing.assert_array_equal(tensor, tensors[1][name])
+
+
+PARTS = ("whole", "parts")

@@ -22,7 +22,7 @@ NEEDED = {
     ROUNDS: ("round", "train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"),
     EVALS: ("round", "split", "loss"),
 }
-OTHER_TYPES = {"split": str, "cohort": list, "rejected": list, LOWER_IS_BETTER: list}
+OTHER_TYPES = {"split": str, "cohort": list, "rejected": list}
 
 
 class Log(NamedTuple):
@@ -129,6 +129,8 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST
     if name == "diagnostics":
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
+    if name == LOWER_IS_BETTER:
+        return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])
     return _is_number(value) or (value is None and name == "train_loss")

@@ -246,7 +246,8 @@ def ranked_by(groups: Sequence[Group]) -> RankedBy:
 
 def metrics_of(row: Mapping[str, Any]) -> list[str]:
     """Return the metrics in a line of ``evals.jsonl``, without their percentiles."""
-    return [name for name in row if name not in NO_METRICS and not PERCENTILE.search(name)]
+    numbers = (name for name, value in row.items() if isinstance(value, int | float))
+    return [name for name in numbers if name not in NO_METRICS and not PERCENTILE.search(name)]
 
 
 def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
