@@ -7,7 +7,7 @@ import pytest
 
 import fedmom
 from fedmom import Features
-from tests.models.nets import HIDDEN, INPUTS, NETS, OUTPUTS, RATE, draw, plain_net
+from tests.models.nets import HIDDEN, INPUTS, NETS, OUTPUTS, RATE, draw, linen_net, plain_net
 
 FEATURES = Features("vector", (INPUTS,), OUTPUTS)
 LIBRARIES = pytest.mark.parametrize("library", NETS)
@@ -186,6 +186,7 @@ def test_a_net_sees_inputs_of_the_datas_type():
     ("net", "options", "says"),
     [
         (3, {}, "3 is no net that is known here"),
+        (type(linen_net()), {}, "Net is a class of linen. Give an instance of it"),
         (lambda key: {"w": key}, {}, "returns dict for a key, not an equinox module"),
         ((draw, draw), {"state": "locally"}, "state 'locally' is neither average nor local"),
         ((draw, draw), {"state": "local"}, "this one has none"),

@@ -116,13 +116,21 @@ def _made(make: Callable[..., Any]) -> Net:
         inside = inside.func
     # The classes of both libraries hide the signature that they have.
     of_class = isinstance(inside, type)
+    if of_class and any(base.__module__.startswith("flax.linen") for base in inside.__mro__):
+        raise FedMomError(f"{inside.__name__} is a class of linen. Give an instance of it.")
     names = arguments(inside.__init__ if of_class else inside)
     if "rngs" in names:
         from fedmom.models import _flax
 
         return _flax.nnx_net(lambda rngs: make(rngs=rngs))
-    from fedmom.models import _equinox
-
+    try:
+        from fedmom.models import _equinox
+    except ImportError:
+        raise FedMomError(
+            f"{make!r} would make an equinox module of a key, and equinox is not installed. A"
+            " function that makes an nnx module has an argument rngs; plain functions come as a"
+            " pair (init, apply)."
+        ) from None
     return _equinox.net(lambda key: make(key=key) if "key" in names else make(key))
 
 
