@@ -1,7 +1,7 @@
 """Your own model: plain JAX, flax linen or flax nnx. Run: python examples/own_model.py
 
-A model is `init(key) -> params` and `apply(params, x, key) -> logits`; `key` is for dropout and
-the like, and None when the model is evaluated. The last two need flax (pip install flax).
+`fedmom.model` takes a net of flax, equinox or haiku, or two plain functions (docs/models.md has all
+of them). The last two here need flax (pip install flax).
 
 A function of the data's features can also be used by name, `fedmom run --model own_net`: give your
 own package an entry point in the group "fedmom.models", such as own_net = "own_model:plain".
@@ -27,44 +27,44 @@ def plain(features):
     def apply(params, x, _key):
         return jnp.tanh(x @ params["hidden"]) @ params["out"]
 
-    return fedmom.Model(init, apply)
+    return fedmom.model((init, apply), features, metrics=["accuracy", "top:k=3"])
+
+
+class NormedNet(linen.Module):
+    classes: int
+
+    @linen.compact
+    def __call__(self, x, train):
+        x = linen.BatchNorm(momentum=0.9, use_running_average=not train)(linen.Dense(32)(x))
+        return linen.Dense(self.classes)(linen.relu(x))
 
 
 def from_linen(features):
-    """A linen module: its init and apply are a model already, but for the names of the keys."""
-    net = linen.Sequential([linen.Dense(32), linen.relu, linen.Dense(features.classes)])
-
-    def init(key):
-        return net.init(key, jnp.zeros((1, *features.shape)))
-
-    return fedmom.Model(init, lambda params, x, _key: net.apply(params, x))
+    """A linen module with batch norm; every client keeps its own norm layers (FedBN)."""
+    return fedmom.model(NormedNet(features.classes), features, state="local")
 
 
-class Net(nnx.Module):
+class DroppedNet(nnx.Module):
     def __init__(self, features, rngs):
         self.hidden = nnx.Linear(features.shape[0], 32, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
         self.out = nnx.Linear(32, features.classes, rngs=rngs)
 
     def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(x)))
+        return self.out(self.dropout(nnx.relu(self.hidden(x))))
 
 
 def from_nnx(features):
-    """An nnx module: split it into the graph, which stays, and the state, which is trained."""
-    graph, _ = nnx.split(Net(features, nnx.Rngs(0)))
-
-    def init(key):
-        return nnx.state(Net(features, nnx.Rngs(key)))
-
-    return fedmom.Model(init, lambda params, x, _key: nnx.merge(graph, params)(x))
+    """An nnx module with dropout, made anew for every seed."""
+    return fedmom.model(lambda rngs: DroppedNet(features, rngs), features)
 
 
 def main():
-    data = fedmom.load_data("synthetic")
-    algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=data.clients / 5, momentum=0.9))
+    data = fedmom.load_data("synthetic:clients=10")
+    algorithm = fedmom.Algorithm(fedmom.fedmom(momentum=0.9))
     work = fedmom.LocalWork(lr=0.005, steps=10)
     samples = data.train.size
-    pace = fedmom.synchronous(fedmom.uniform(samples), 5)
+    pace = fedmom.synchronous(fedmom.uniform(samples), data.clients)  # everybody, every round
     for make in (plain, from_linen, from_nnx):
         model = make(data.features)
         runtime = fedmom.LocalRuntime(data, model, work, algorithm)

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
     from fedmom.data.sources.texts import from_texts
     from fedmom.data.sources.torch_dataset import from_torch
     from fedmom.experiments.execute import Event
-    from fedmom.models import MODELS
+    from fedmom.models import METRICS, MODELS
     from fedmom.models import build as build_model
+    from fedmom.models.adapters import model
     from fedmom.models.base import Model
+    from fedmom.models.metrics import Metric
+    from fedmom.models.variables import Variables
     from fedmom.runtimes import RUNTIMES
     from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot, Workload
     from fedmom.runtimes.local import LocalRuntime
@@ -65,8 +68,11 @@ _HOMES = {
     "data.sources.texts": ("from_texts",),
     "data.sources.torch_dataset": ("from_torch",),
     "experiments.execute": ("Event",),
-    "models": ("MODELS",),
+    "models": ("METRICS", "MODELS"),
+    "models.adapters": ("model",),
     "models.base": ("Model",),
+    "models.metrics": ("Metric",),
+    "models.variables": ("Variables",),
     "runtimes": ("RUNTIMES",),
     "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot", "Workload"),
     "runtimes.local": ("LocalRuntime",),

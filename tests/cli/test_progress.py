@@ -109,7 +109,7 @@ def test_in_a_pipe_many_runs_have_a_line_each(tmp_path):
         shown.ended(tmp_path / "1", FedMomError("not to be run"))
     assert console.file.getvalue().splitlines() == [
         f"1/2 0  test accuracy {result.last('test', 'accuracy'):.4f}",
-        "2/2 1  no test accuracy",
+        "2/2 1  no result",
     ]
 
 

@@ -387,7 +387,7 @@ def test_a_sweep_is_ranked_on_the_terminal_and_in_a_file(tmp_path):
     )
     assert "Table: s/sweep.csv" in text
     header, *rows = csv.reader((tmp_path / "s/sweep.csv").read_text().splitlines())
-    assert header == list(ranking.CSV_COLUMNS)
+    assert header == list(ranking.csv_columns("accuracy"))
     assert len(rows) == 4
     rows = [dict(zip(header, row, strict=True)) for row in rows]
     accuracies = [float(row["test accuracy"]) for row in rows]
@@ -397,7 +397,7 @@ def test_a_sweep_is_ranked_on_the_terminal_and_in_a_file(tmp_path):
         assert (row["seeds"], row["stopped"], row["test accuracy low"]) == ("1", "0", "")
         assert float(row["train loss"]) == run.last("train", "loss")
         assert float(row["test accuracy"]) == run.last("test", "accuracy")
-        assert float(row["best"]) == run.best_accuracy()
+        assert float(row["best"]) == run.best()
         shown = f"{row['runs']} 1 {float(row['train loss']):.3f} {float(row['test accuracy']):.3f}"
         assert shown in words(text)
     assert "One seed shows no difference" in words(text)

@@ -198,7 +198,6 @@ def test_a_comparison_ends_with_its_page(tmp_path, monkeypatch):
     ("args", "says"),
     [
         (["report", "nowhere"], "There is no folder nowhere"),
-        (["report", "nowhere", "--target", "7"], "--target 7 is no accuracy"),
         (["report", ".", "--out", "."], "--out . is a folder"),
         (["watch", "nowhere"], "There is no folder nowhere"),
     ],

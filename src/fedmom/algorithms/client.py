@@ -16,10 +16,12 @@ from fedmom.core.threefry import bits, fold_in
 from fedmom.core.types import Params, Schedule
 from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model
+from fedmom.models.variables import Variables
 
 Number = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
-Carry = tuple[Params, optax.OptState, jax.Array]
+Carry = tuple[Params, optax.OptState, jax.Array, Any]  # model, solver, sum of losses, state
+Change = Callable[[Params, Params], Params]
 Descend = Callable[[Carry, jax.Array, jax.Array], Carry]
 # Rows per product in a full gradient: an LSTM's gradient costs more per sample at 128 than at 32.
 CHUNK = 32
@@ -111,6 +113,26 @@ def capacity(work: LocalWork, samples: int) -> int:
     return 1 << (samples - 1).bit_length() if work.shuffled else 0
 
 
+class Kept:
+    """What a client has of a model with state beside the parameters that a method sees.
+
+    As in PyTorch, it belongs to the client and changes whenever it trains.
+
+    Args:
+        variables: The model, ``trained`` left out.
+    """
+
+    def __init__(self, variables: Variables) -> None:
+        self.variables = variables
+
+
+class Joint(NamedTuple):
+    """What a client trains, where some of it never leaves it."""
+
+    shared: Params
+    own: Params
+
+
 class LocalProblem(NamedTuple):
     """One client's share of the problem, inside its compiled program.
 
@@ -124,6 +146,7 @@ class LocalProblem(NamedTuple):
         steps: H in this round.
         lr: γ in this round.
         capacity: Room for the client's shuffled order.
+        kept: Of a model with state, what the client has beside the parameters.
 
     Examples:
         Local steps with weight decay, for a ``fedmom.Client``:
@@ -145,12 +168,10 @@ class LocalProblem(NamedTuple):
     steps: jax.Array
     lr: jax.Array
     capacity: int
+    kept: Kept | None = None
 
     def train(
-        self,
-        params: Params,
-        key: jax.Array,
-        correct: Callable[[Params, Params], Params] | None = None,
+        self, params: Params, key: jax.Array, correct: Change | None = None
     ) -> tuple[Params, jax.Array]:
         """Take the round's local steps.
 
@@ -162,36 +183,88 @@ class LocalProblem(NamedTuple):
         Returns:
             The parameters after the last step, and the mean loss over the steps.
         """
-        work, size = self.work, self.size
+        work = self.work
         solver = work.solver(self.lr) if callable(work.solver) else work.solver
+        changes = [_prox(work.prox, params)] if work.prox else []
+        changes += [] if correct is None else [correct]
 
         def descend(carry: Carry, rows: jax.Array, h: jax.Array) -> Carry:
-            w, state, total = carry
-            step_key = fold_in(key, h)
-            if work.batch_size is None:
-                loss, gradient = _over_all(self._loss_sum, w, size, step_key)
-            else:
-                loss, gradient = jax.value_and_grad(self._mean_loss)(w, rows, step_key)
-            if work.prox:
-                pull = jax.tree.map(jnp.subtract, w, params)
-                gradient = jax.tree.map(lambda g, d: g + work.prox * d, gradient, pull)
-            if correct is not None:
-                gradient = correct(gradient, w)
-            updates, state = solver.update(gradient, state, w)
-            return optax.apply_updates(w, updates), state, total + loss
+            w, solver_state, total, state = carry
+            loss, gradient, state = self._gradient(w, state, rows, fold_in(key, h))
+            for change in changes:
+                gradient = _on_shared(change, gradient, w)
+            updates, solver_state = solver.update(gradient, solver_state, w)
+            return optax.apply_updates(w, updates), solver_state, total + loss, state
 
-        carry = (params, solver.init(params), jnp.zeros(()))
+        start, state = self._start(params)
+        carry = (start, solver.init(start), jnp.zeros(()), state)
         batches = _shuffled if work.shuffled else _random
-        w, _, total = batches(self, descend, carry, key)
-        return w, total / self.steps
+        w, _, total, state = batches(self, descend, carry, key)
+        return self._end(w, state), total / self.steps
+
+    def _start(self, params: Params) -> tuple[Params, Any]:
+        """Return what is trained, and the state that training changes."""
+        if self.kept is None:
+            return params, ()
+        if self.work.batch_size is None:
+            raise FedMomError(
+                "A model with state, such as batch norm's, is trained on batches, but this local"
+                " work takes one gradient of the client's whole data. Give a batch-size, and no"
+                " fedsgd."
+            )
+        has = self.kept.variables
+        start = params if has.own_trained is None else Joint(params, has.own_trained)
+        return start, (has.state, has.own_state)
+
+    def _end(self, w: Params, state: Any) -> Params:
+        """Keep the client's part, and return the method's."""
+        if self.kept is None:
+            return w
+        shared, own = w if isinstance(w, Joint) else (w, None)
+        self.kept.variables = Variables(None, state[0], own, state[1])
+        return shared
+
+    def _gradient(
+        self, w: Params, state: Any, rows: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, Params, Any]:
+        if self.work.batch_size is None:
+            return *_over_all(self._loss_sum, w, self.size, key), state
+        (loss, state), gradient = jax.value_and_grad(self._mean_loss, has_aux=True)(
+            w, state, rows, key
+        )
+        return loss, gradient, state
+
+    def _mean_loss(
+        self, w: Params, state: Any, rows: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        if self.kept is None:
+            return self._loss_sum(w, rows, key) / jnp.sum(rows < self.size), state
+        assert self.model.train is not None
+        shared, own = w if isinstance(w, Joint) else (w, None)
+        # Rows of another batch fill the last one of an epoch up, or its statistics would be those
+        # of one sample many times.
+        x, y = self.read(self.arrays, self.start + rows % self.size)
+        whole = Variables(shared, state[0], own, state[1])
+        outputs, *state = self.model.train(whole, x, fold_in(key, 1))
+        losses = jnp.where(rows < self.size, self.model.losses(outputs, y), 0)
+        return jnp.sum(losses) / jnp.sum(rows < self.size), tuple(state)
 
     def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
         x, y = self.read(self.arrays, self.start + jnp.minimum(rows, self.size - 1))
-        losses = self.model.loss(self.model.apply(w, x, fold_in(key, 1)), y)
+        losses = self.model.losses(self.model.apply(w, x, fold_in(key, 1)), y)
         return jnp.sum(jnp.where(rows < self.size, losses, 0))
 
-    def _mean_loss(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
-        return self._loss_sum(w, rows, key) / jnp.sum(rows < self.size)
+
+def _prox(mu: float, start: Params) -> Change:
+    """FedProx: pull back to where the round started."""
+    return lambda gradient, w: jax.tree.map(lambda g, p, s: g + mu * (p - s), gradient, w, start)
+
+
+def _on_shared(change: Change, gradient: Params, w: Params) -> Params:
+    """Change the gradient of what the method sees."""
+    if isinstance(w, Joint):
+        return gradient._replace(shared=change(gradient.shared, w.shared))
+    return change(gradient, w)
 
 
 def _train(
@@ -234,6 +307,8 @@ def _shuffled(problem: LocalProblem, descend: Descend, carry: Carry, key: jax.Ar
         def step(b: jax.Array, carry: Carry) -> Carry:
             places = b * batch + jnp.arange(batch)
             rows = jnp.where(places < size, order[jnp.minimum(places, capacity - 1)], size)
+            if problem.kept is not None:  # beyond the end, again from the beginning
+                rows = jnp.where(places < size, rows, size + order[places % size])
             return descend(carry, rows, e * per_epoch + b)
 
         return jax.lax.fori_loop(0, jnp.minimum(per_epoch, steps - e * per_epoch), step, carry)

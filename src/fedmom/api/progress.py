@@ -17,13 +17,13 @@ from rich.text import Text
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import bars
+from fedmom.core.types import LOWER_IS_BETTER
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.results import Result
+from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.sweep import Outcome
 from fedmom.training.loop import Record
 
 LEAST_BAR, MOST_BAR = 5, 30  # columns
-NOT_SCORES = ("round", "split", "loss", "clients", "samples")
 SHORT = {"accuracy": "acc"}
 
 
@@ -190,10 +190,16 @@ class ManyRuns:
         self._ended += 1
         if self._console.is_terminal:
             return
-        accuracy = outcome.last("test", "accuracy") if isinstance(outcome, Result) else None
-        text = "no test accuracy" if accuracy is None else f"test accuracy {accuracy:.4f}"
         place = f"{self._ended}/{self._runs} {path.name}"
-        self._console.print(f"{place}  {text}", highlight=False, markup=False)
+        self._console.print(f"{place}  {_end(outcome)}", highlight=False, markup=False)
+
+
+def _end(outcome: Outcome) -> str:
+    """Return the test metric that a run has ended with."""
+    if not isinstance(outcome, Result):
+        return "no result"
+    value = outcome.last("test", outcome.metric)
+    return f"no test {outcome.metric}" if value is None else f"test {outcome.metric} {value:.4f}"
 
 
 def watch(console: Console, label: str) -> LiveBar | PlainLines:
@@ -203,14 +209,15 @@ def watch(console: Console, label: str) -> LiveBar | PlainLines:
 
 def score(row: Mapping[str, Any]) -> str:
     """Return the first metric of an evaluation, short enough for a line beside a bar."""
-    name = next((key for key in row if key not in NOT_SCORES), "loss")
+    name = next(iter(metrics_of(row)), "loss")
     return f"{row['split']} {SHORT.get(name, name)} {row[name]:.3f}"
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return an evaluation in a few words."""
     return "  ".join(
-        f"{row['split']} loss {row['loss']:.4f} accuracy {row['accuracy']:.4f}" for row in rows
+        " ".join([row["split"], *(f"{n} {row[n]:.4f}" for n in ("loss", *metrics_of(row)))])
+        for row in rows
     )
 
 
@@ -254,6 +261,6 @@ class TensorBoard:
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Write the evaluation's numbers, to disk."""
         for row in rows:
-            for name in row.keys() - {"round", "split"}:
+            for name in row.keys() - {"round", "split", LOWER_IS_BETTER}:
                 self._writer.add_scalar(f"{row['split']}/{name}", row[name], row["round"])
         self._writer.flush()

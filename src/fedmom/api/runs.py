@@ -22,6 +22,7 @@ from fedmom.experiments.results import Group, Result, as_groups, target
 from fedmom.reports import curves, drawing, tables
 from fedmom.reports.charts import Grid
 from fedmom.runtimes.base import Scores
+from fedmom.training.evaluation import per_client
 from fedmom.training.loop import model_of
 
 if TYPE_CHECKING:
@@ -166,11 +167,13 @@ class Run:
             scores: Scores = runtime.evaluate(self.params, "test")
         finally:
             runtime.close()
+        found = {"loss": scores.sums["loss"] / scores.evaluated}
+        found |= {metric.name: per_client(metric, scores)[0] for metric in scores.metrics}
         has = np.flatnonzero(self.experiment.data.test.size)
         columns = {}
-        for name, sums in scores.sums.items():
+        for name, values in found.items():
             column = np.full(self.experiment.data.clients, np.nan)
-            column[has] = sums / scores.evaluated
+            column[has] = values
             columns[f"test_{name}"] = column
         return columns
 
@@ -266,12 +269,10 @@ def write_report(found: Sequence[Result], path: Path, goal: float | None = None)
 def _last(result: Result) -> dict[str, Any]:
     """Return the numbers of the last evaluation, as ``test_loss`` and so on."""
     last = {row["split"]: row for row in result.evals}
-    skipped = ("round", "split", "clients", "samples")
     return {
-        f"{split}_{key}": value
+        f"{split}_{name}": row[name]
         for split, row in last.items()
-        for key, value in row.items()
-        if key not in skipped and "_p" not in key
+        for name in ("loss", *results.metrics_of(row))
     }
 
 

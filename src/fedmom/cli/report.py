@@ -22,7 +22,7 @@ FOLDER = click.Path(path_type=Path)
 @click.option(
     "--target",
     type=float,
-    help="Test accuracy to count rounds to [default: the best accuracy of the runner-up].",
+    help="Test metric to count rounds to, such as an accuracy [default: the runner-up's best].",
 )
 def report(folders: tuple[Path, ...], out: Path | None, target: float | None) -> None:
     """Write one page about runs, comparisons and sweeps, in any mix, and its figures.
@@ -38,12 +38,17 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     from fedmom.experiments import results
     from fedmom.reports import run_page
 
-    if target is not None and not 0 <= target <= 1:
-        raise FedMomError(f"--target {target:g} is no accuracy. Give a number from 0 to 1.")
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if path.is_dir():
         raise FedMomError(f"--out {path} is a folder. Name a file in it, such as report.html.")
-    view = run_page.overview(results.find(folders), target)
+    found = results.find(folders)
+    if (
+        target is not None
+        and {run.metric for run in found} == {"accuracy"}
+        and not 0 <= target <= 1
+    ):
+        raise FedMomError(f"--target {target:g} is no accuracy. Give a number from 0 to 1.")
+    view = run_page.overview(found, target)
     figures = run_page.print_figures(view, path)
     for files in track(figures, "Figures", total=len(view.figures()), console=OUT):
         also = ", ".join(file.suffix[1:] for file in files[1:])

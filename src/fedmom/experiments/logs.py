@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, write_atomic
+from fedmom.core.types import LOWER_IS_BETTER
 
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -19,7 +20,7 @@ LARGEST = 2**63  # whole number: a larger one is nobody's count
 # What every line has, in earlier versions too: what reports count on. The rest are numbers.
 NEEDED = {
     ROUNDS: ("round", "train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"),
-    EVALS: ("round", "split", "loss", "accuracy"),
+    EVALS: ("round", "split", "loss"),
 }
 OTHER_TYPES = {"split": str, "cohort": list, "rejected": list}
 
@@ -128,6 +129,8 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST
     if name == "diagnostics":
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
+    if name == LOWER_IS_BETTER:
+        return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])
     return _is_number(value) or (value is None and name == "train_loss")

@@ -105,13 +105,15 @@ def _data(value: Any) -> str:
 
 
 def _model(value: Any) -> str:
+    from fedmom.models.adapters import model
     from fedmom.models.base import Model
 
-    if inspect.isroutine(value) or isinstance(value, functools.partial):
+    if inspect.isroutine(value):
         return _function(MODELS, value)
-    if not isinstance(value, Model):
-        raise FedMomError(f"model is a {type(value).__name__}. Give a name, or a fedmom.Model.")
-    return MODELS.adopt("model", fingerprint(value), lambda _features: value)
+    if isinstance(value, Model):
+        return MODELS.adopt("model", fingerprint(value), lambda _features: value)
+    # A net of flax, equinox or haiku: it becomes a model once the data is known.
+    return MODELS.adopt(label(value), fingerprint(value), lambda features: model(value, features))
 
 
 def _algorithm(value: Any) -> str:

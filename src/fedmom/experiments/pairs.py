@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedmom.experiments import statistics
-from fedmom.experiments.results import Group, Result
+from fedmom.experiments.results import Group, Result, ranked_by
 from fedmom.experiments.statistics import Difference, Finding
 
 ALL_PAIRS = 3  # groups: of more, each is shown against the best only
@@ -49,6 +49,14 @@ class Measure:
 
 ACCURACY = Measure("test accuracy", "test", "accuracy", 1, statistics.MARGIN)
 LOSS = Measure("training loss", "train", "loss", -1, None)
+
+
+def ranking_measure(groups: Sequence[Group]) -> Measure:
+    """Return the measure that runs are ranked by: their models' first metric, on test samples."""
+    metric, better = ranked_by(groups)
+    if metric == ACCURACY.key:
+        return ACCURACY
+    return Measure(f"test {metric}", "test", metric, better, None)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import LOWER_IS_BETTER
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
@@ -19,6 +22,8 @@ THEORY = "theory.json"  # what `fedmom theory check` has said of a run
 LISTS = ("compare.json", "sweep.json")
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
+NO_METRICS = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # of a line
+PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of one
 NOT_NAMING = ("seed", "tensorboard", "runtime")
 
 
@@ -29,7 +34,7 @@ class Result:
     Args:
         path: Its folder.
         config: Its settings.
-        evals: The lines of its evaluations, ``{"round", "split", "loss", "accuracy", ...}``.
+        evals: The lines of its evaluations, ``{"round", "split", "loss", ...}`` and the metrics.
         rounds: The lines of its rounds.
         versions: The versions that made it.
         stop: "diverged" or "stopped" if it ended before its last round, else "".
@@ -86,13 +91,32 @@ class Result:
         values = ((r["round"], (r.get("diagnostics") or {}).get(name)) for r in self.rounds)
         return [(round_, value) for round_, value in values if value is not None]
 
-    def rounds_to(self, accuracy: float) -> int | None:
-        """Return the first evaluated round with at least this test accuracy; None: never."""
-        return next((r for r, a in self.curve("test", "accuracy") if a >= accuracy), None)
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of the model, the one to rank by first."""
+        return metrics_of(max(self.evals, key=len, default={"accuracy": 0.0}))
 
-    def best_accuracy(self) -> float:
-        """Return the best test accuracy on the way."""
-        return max((a for _, a in self.curve("test", "accuracy")), default=0.0)
+    @property
+    def metric(self) -> str:
+        """What to rank by: the model's first metric, the loss if it has none."""
+        return next(iter(self.metrics), "loss")
+
+    def better(self, metric: str) -> int:
+        """Return 1 if higher is better in a metric, -1 if lower is."""
+        lower = {"loss", *(name for row in self.evals for name in row.get(LOWER_IS_BETTER, ()))}
+        return -1 if metric in lower else 1
+
+    def rounds_to(self, goal: float) -> int | None:
+        """Return the first evaluated round whose test metric is this good; None: never."""
+        sign = self.better(self.metric)
+        reached = (r for r, v in self.curve("test", self.metric) if sign * v >= sign * goal)
+        return next(reached, None)
+
+    def best(self) -> float:
+        """Return the best value of the test metric on the way."""
+        sign = self.better(self.metric)
+        values = (sign * value for _, value in self.curve("test", self.metric))
+        return sign * max(values, default=0.0 if sign > 0 else -math.inf)
 
     def until(self, rounds: int) -> "Result":
         """Return the run as it stood after so many rounds."""
@@ -150,12 +174,13 @@ class Group:
         return [run for run in self.runs if not run.diverged] or self.runs
 
     def best(self) -> float:
-        """Return the best test accuracy on the way that all seeds get to."""
-        return min(run.best_accuracy() for run in self.runs)
+        """Return the best value of the test metric on the way that all seeds get to."""
+        sign = self.runs[0].better(self.runs[0].metric)
+        return sign * min(sign * run.best() for run in self.runs)
 
-    def rounds_to(self, accuracy: float) -> float | None:
-        """Return the rounds to a test accuracy, a mean over seeds; None if one never gets there."""
-        reached = [r for run in self.runs if (r := run.rounds_to(accuracy)) is not None]
+    def rounds_to(self, goal: float) -> float | None:
+        """Return the rounds to a test metric, a mean over seeds; None if one never gets there."""
+        reached = [r for run in self.runs if (r := run.rounds_to(goal)) is not None]
         return statistics.fmean(reached) if len(reached) == len(self.runs) else None
 
 
@@ -199,9 +224,38 @@ def as_groups(results: Mapping[str, Result]) -> list[Group]:
 
 
 def target(groups: Sequence[Group]) -> float:
-    """Return the best test accuracy of the runner-up: what shows who was faster."""
-    best = sorted((group.best() for group in groups), reverse=True)
+    """Return the best test metric of the runner-up: what shows who was faster."""
+    best = sorted((group.best() for group in groups), reverse=ranked_by(groups).better > 0)
     return best[min(1, len(best) - 1)]
+
+
+class RankedBy(NamedTuple):
+    """The metric that runs are ranked by, and whether higher (1) or lower (-1) is better."""
+
+    metric: str
+    better: int
+
+    @property
+    def form(self) -> str:
+        """How values are shown: shares to three digits, errors as they come."""
+        return "{:.3f}" if self.better > 0 else "{:.4g}"
+
+    def text(self, value: float) -> str:
+        """Return a value as tables show it."""
+        return self.form.format(value)
+
+
+def ranked_by(groups: Sequence[Group]) -> RankedBy:
+    """Return what runs are ranked by: the first metric of the first run that has any."""
+    runs = [run for group in groups for run in group.runs]
+    run = next((run for run in runs if run.evals), runs[0])
+    return RankedBy(run.metric, run.better(run.metric))
+
+
+def metrics_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the metrics in a line of ``evals.jsonl``, without their percentiles."""
+    numbers = (name for name, value in row.items() if isinstance(value, int | float))
+    return [name for name in numbers if name not in NO_METRICS and not PERCENTILE.search(name)]
 
 
 def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:

@@ -22,6 +22,20 @@ MODELS = Registry(
         "mlp": "fedmom.models.linear:mlp",
     },
 )
+METRICS = Registry(
+    "metric",
+    {
+        "accuracy": "fedmom.models.metrics:accuracy",
+        "auc": "fedmom.models.metrics:auc",
+        "f1": "fedmom.models.metrics:f1",
+        "mae": "fedmom.models.metrics:mae",
+        "mse": "fedmom.models.metrics:mse",
+        "perplexity": "fedmom.models.metrics:perplexity",
+        "position_accuracy": "fedmom.models.metrics:position_accuracy",
+        "rmse": "fedmom.models.metrics:rmse",
+        "top": "fedmom.models.metrics:top",
+    },
+)
 
 
 @lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
@@ -46,7 +60,7 @@ def build(spec: str, features: "Features") -> "Model":
         [(60, 16), (16, 10)]
     """
     from fedmom.core.compilation import keep_programs
+    from fedmom.models.base import fitted
 
     keep_programs()
-    model: Model = MODELS.build(spec, features)
-    return model
+    return fitted(MODELS.build(spec, features), features)

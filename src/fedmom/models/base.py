@@ -1,49 +1,59 @@
-"""What a model is here: a pair of pure functions, and the loss of one sample."""
+"""What a model is here: a pair of pure functions, the loss of one sample, and metrics."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.threefry import centred_uniform
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
+from fedmom.models.losses import (
+    Loss,
+    binary_cross_entropy,
+    cross_entropy,
+    sequence_cross_entropy,
+    squared_error,
+)
+from fedmom.models.metrics import (
+    Metric,
+    accuracy,
+    f1,
+    mae,
+    mse,
+    perplexity,
+    position_accuracy,
+)
+from fedmom.models.variables import StateChoice, Variables
 
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Softmax cross-entropy of every sample.
-
-    Args:
-        logits: (samples, classes).
-        labels: The right class of every sample.
-
-    Returns:
-        One loss per sample.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> loss = cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))
-        >>> bool(jnp.allclose(loss, jnp.log(10)))
-        True
-    """
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+# What a model is trained and evaluated with, unless it says otherwise, by the data's task.
+TASKS: dict[str, tuple[Loss, tuple[Metric, ...]]] = {
+    "classes": (cross_entropy, (accuracy(),)),
+    "regression": (squared_error, (mse(), mae())),
+    "multilabel": (binary_cross_entropy, (f1(average="micro"), f1())),
+    "sequence": (sequence_cross_entropy, (position_accuracy(), perplexity())),
+}
 
 
 class Model(NamedTuple):
-    """A model: how its first parameters are drawn, how it is applied, and its loss.
+    """A model: how its first parameters are drawn, how it is applied, its loss and metrics.
 
-    A user's own net is used by filling in these fields (``examples/own_model.py``).
+    ``fedmom.model`` makes one of a net of flax, equinox or haiku.
 
     Args:
-        init: ``init(key) -> params``, any tree of arrays.
-        apply: ``apply(params, x, key) -> logits`` of a batch. ``key`` is for dropout and the
+        init: ``init(key) -> params``, any tree of arrays; ``Variables`` where there is state.
+        apply: ``apply(params, x, key) -> outputs`` of a batch. ``key`` is for dropout and the
             like; it is None in evaluation.
-        loss: ``loss(logits, labels) ->`` one number per sample; by default ``cross_entropy``.
+        loss: ``loss(outputs, labels) ->`` one number per sample; by default ``cross_entropy``.
+        metrics: What it is evaluated by, beside the loss; the first is what tables rank by. By
+            default the accuracy.
+        train: ``train(variables, x, key) -> outputs, state, own_state``: how a model with state
+            is applied in training.
+        state: What becomes of its state: "average" or "local"; None: it has none.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -58,7 +68,29 @@ class Model(NamedTuple):
 
     init: Callable[[jax.Array], Params]
     apply: Callable[[Params, jax.Array, jax.Array | None], jax.Array]
-    loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+    loss: Loss = cross_entropy
+    metrics: tuple[Metric, ...] = TASKS["classes"][1]
+    train: Callable[[Variables, jax.Array, jax.Array], tuple[jax.Array, Any, Any]] | None = None
+    state: StateChoice | None = None
+
+    def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """Return the loss of every sample; refuse a loss that is a mean over the batch."""
+        found = self.loss(outputs, labels)
+        if found.shape != labels.shape[:1]:
+            raise FedMomError(
+                f"The model's loss has shape {found.shape} for {len(labels)} samples. A loss"
+                " returns one number per sample: leave out the mean over the batch."
+            )
+        return found
+
+
+def fitted(model: Model, features: Features) -> Model:
+    """Return a model with the loss and metrics of the data's task, unless it has its own."""
+    plain = TASKS["classes"]
+    if features.task == "classes" or (model.loss, model.metrics) != plain:
+        return model
+    loss, metrics = TASKS[features.task]
+    return model._replace(loss=loss, metrics=metrics)
 
 
 def glorot_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -109,6 +141,11 @@ def need(model: str, features: Features, kinds: Sequence[str]) -> None:
         raise FedMomError(
             f"{model} reads {' or '.join(kinds)} data, but this data is {features.kind} ({shape})."
             f" `fedmom list` shows which model reads what."
+        )
+    if features.task == "sequence":
+        raise FedMomError(
+            f"{model} returns one label per input, and this data has one at every position. Give"
+            " a net of your own, which does: fedmom.model (docs/models.md)."
         )
 
 

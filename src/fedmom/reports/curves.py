@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedmom.experiments.results import Group, Points, Result
+from fedmom.experiments.results import Group, Points, Result, ranked_by
 from fedmom.experiments.statistics import FEWEST, PERCENT, interval
 from fedmom.reports.charts import Chart, Figure, Line
 
@@ -43,16 +43,7 @@ def _diagnosed(name: str) -> Pick:
     return lambda run: run.diagnosed(name)
 
 
-EVALUATIONS = (
-    Panel("Training loss", "loss", _evaluated("train", "loss")),
-    Panel("Test accuracy", "accuracy", _evaluated("test", "accuracy")),
-    Panel(
-        "Test accuracy, p10 of clients",
-        "accuracy",
-        _evaluated("test", "accuracy_p10"),
-        ("identical clients", _evaluated("test", "accuracy_p10_identical")),
-    ),
-)
+LOSS = Panel("Training loss", "loss", _evaluated("train", "loss"))
 ROUNDS = (
     Panel("Local training loss of the cohort", "loss", _logged("train_loss")),
     Panel("Norm of the update", "norm", _logged("update_norm")),
@@ -60,8 +51,25 @@ ROUNDS = (
 
 
 def evaluations(groups: Sequence[Group]) -> Figure:
-    """Return loss and accuracy over rounds, in the manner of the paper's Figure 5."""
-    return figure("evaluations", groups, EVALUATIONS)
+    """Return loss and metrics over rounds, in the manner of the paper's Figure 5."""
+    metric, better = ranked_by(groups)
+    runs = [run for group in groups for run in group.runs]
+    names = dict.fromkeys([metric, *(n for run in runs if run.evals for n in run.metrics)])
+    panels = [Panel(f"Test {name}", name, _evaluated("test", name)) for name in names]
+    if metric != "loss":
+        panels.append(_of_the_worst(metric, "p10" if better > 0 else "p90"))
+    return figure("evaluations", groups, [LOSS, *panels])
+
+
+def _of_the_worst(metric: str, percentile: str) -> Panel:
+    """A percentile of the clients that are badly off."""
+    key = f"{metric}_{percentile}"
+    return Panel(
+        f"Test {metric}, {percentile} of clients",
+        metric,
+        _evaluated("test", key),
+        ("identical clients", _evaluated("test", f"{key}_identical")),
+    )
 
 
 def rounds(groups: Sequence[Group]) -> Figure:

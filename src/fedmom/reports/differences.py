@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fedmom.experiments import pairs
-from fedmom.experiments.pairs import Family, Pair
+from fedmom.experiments.pairs import Family, Measure, Pair
 from fedmom.experiments.results import Group
 from fedmom.experiments.statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
 from fedmom.reports.charts import Grid
@@ -17,10 +17,12 @@ ONE_SEED = "One seed shows no difference between algorithms: give --seeds 10 for
 
 
 def families(groups: Sequence[Group]) -> list[Family]:
-    """Return the comparisons of test accuracy and training loss; none if there are no seeds."""
+    """Return the comparisons of test metric and training loss; none if there are no seeds."""
     if not pairs.comparable(groups):
         return []
-    return [pairs.family(groups, measure) for measure in (pairs.ACCURACY, pairs.LOSS)]
+    return [
+        pairs.family(groups, measure) for measure in (pairs.ranking_measure(groups), pairs.LOSS)
+    ]
 
 
 def sentences(
@@ -57,7 +59,9 @@ def grid(family: Family) -> Grid:
         title += f", each less {family.best} (best mean)"
     shown = [[_label(pair, family), *_cells(pair, family)] for pair in family.pairs]
     first = "run" if family.best is not None else "pair"
-    return Grid(f"differences-{family.measure.key}", title, (first, *COLUMNS), shown, _note(family))
+    ours = family.measure
+    place = "test-loss" if (ours.split, ours.key) == ("test", "loss") else ours.key
+    return Grid(f"differences-{place}", title, (first, *COLUMNS), shown, _note(family))
 
 
 def sentence(family: Family) -> str:
@@ -108,7 +112,7 @@ def _cells(pair: Pair, family: Family) -> list[str]:
 
 
 def _note(family: Family) -> str:
-    if family.measure.better < 0:
+    if family.measure == pairs.LOSS:
         return "As above; lower is better."
     first = "the run" if family.best is not None else "the first of the pair"
     holm = (
@@ -117,8 +121,15 @@ def _note(family: Family) -> str:
     )
     return (
         f"Ahead or behind: {first} is, with p below {1 - LEVEL:.2f}. p is that of the paired t"
-        f" test{holm if family.tested > 1 else ''}. Equal: the interval lies within ±{MARGIN:g}."
+        f" test{holm if family.tested > 1 else ''}.{_more(family.measure)}"
     )
+
+
+def _more(measure: Measure) -> str:
+    lower = " Lower is better." if measure.better < 0 else ""
+    if measure.margin is None:
+        return lower
+    return f"{lower} Equal: the interval lies within ±{measure.margin:g}."
 
 
 def _said(pair: Pair, family: Family) -> str:

@@ -10,21 +10,26 @@ from pathlib import Path
 from fedmom.core.files import write_atomic
 from fedmom.experiments import pairs
 from fedmom.experiments.pairs import Pair
-from fedmom.experiments.results import Group
+from fedmom.experiments.results import Group, RankedBy, ranked_by
 from fedmom.experiments.statistics import Interval, interval
 from fedmom.reports import differences
 from fedmom.reports.charts import Grid
 from fedmom.reports.tables import mean_text, over_seeds_note
 
-CSV_COLUMNS = (
-    *("runs", "seeds", "train loss", "test accuracy", "test accuracy low", "test accuracy high"),
-    *("difference", "difference low", "difference high", "p (Holm)", "finding"),
-    *("best", "stopped"),
-)
 CHOSEN = (
     "The first row was chosen by these runs, so its numbers look better than they are: report it"
     " on other seeds, such as fedmom compare --seed 100 --seeds 10 with its settings."
 )
+
+
+def csv_columns(metric: str) -> tuple[str, ...]:
+    """Return the header of the file, for runs that are ranked by a metric."""
+    of_test = f"test {metric}"
+    return (
+        *("runs", "seeds", "train loss", of_test, f"{of_test} low", f"{of_test} high"),
+        *("difference", "difference low", "difference high", "p (Holm)", "finding"),
+        *("best", "stopped"),
+    )
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,10 @@ class _Rank:
     """A row: the runs that differ in their seed only, and their difference to the best row."""
 
     group: Group
+    by: RankedBy
     losses: Sequence[float]
-    accuracies: Sequence[float]
-    best: Sequence[float]  # accuracies on the way
+    metrics: Sequence[float]
+    best: Sequence[float]  # metrics on the way
     pair: Pair | None = None  # None: it is the best row itself, or the data are others
 
     @property
@@ -44,14 +50,14 @@ class _Rank:
     def order(self) -> tuple[bool, bool, float]:
         """What rows are sorted by: settings with which a run diverged come after the others."""
         diverged = any(run.diverged for run in self.group.runs)
-        return not self.accuracies, diverged, -interval(self.accuracies or [0.0]).mean
+        return not self.metrics, diverged, -self.by.better * interval(self.metrics or [0.0]).mean
 
     def texts(self, *, seeds: bool, stopped: bool) -> list[str]:
         """Return the cells of the table."""
         shown = [self.group.label, str(len(self.group.runs))]
-        shown += [mean_text(self.losses).partition("\n")[0], mean_text(self.accuracies)]
+        shown += [mean_text(self.losses).partition("\n")[0], mean_text(self.metrics, self.by.form)]
         shown += self._against_best() if seeds else []
-        shown += [mean_text(self.best).partition("\n")[0]]
+        shown += [mean_text(self.best, self.by.form).partition("\n")[0]]
         return [*shown, *([str(self.stopped or "")] if stopped else [])]
 
     def values(self) -> list[object]:
@@ -60,7 +66,7 @@ class _Rank:
         finding = self._finding() if self.pair else None
         return [
             *(self.group.label, len(self.group.runs), _bounds(interval(self.losses))[0]),
-            *_bounds(interval(self.accuracies)),
+            *_bounds(interval(self.metrics)),
             *_bounds(found),
             *(self.pair.p if self.pair else None, finding),
             *(_bounds(interval(self.best))[0], self.stopped),
@@ -80,47 +86,51 @@ class _Rank:
     def _finding(self) -> str:
         if self.pair is None:
             return ""
-        return differences.finding_text(self.pair.finding, pairs.ACCURACY.better)
+        return differences.finding_text(self.pair.finding, self.by.better)
 
 
 def grid(groups: Sequence[Group]) -> Grid:
     """Return the table of a sweep, best first."""
     ranks = _ranking(groups)
     seeds, stopped = pairs.comparable(groups), any(rank.stopped for rank in ranks)
+    metric = ranked_by(groups).metric
     columns = [
-        *("runs", "seeds", "train loss", "test accuracy"),
+        *("runs", "seeds", "train loss", f"test {metric}"),
         *(("less the best", "finding") if seeds else ()),
         *("best on the way", *(("stopped",) if stopped else ())),
     ]
     rows = [rank.texts(seeds=seeds, stopped=stopped) for rank in ranks]
-    return Grid("sweep", "Best first, by test accuracy", columns, rows, _note(groups))
+    return Grid("sweep", f"Best first, by test {metric}", columns, rows, _note(groups))
 
 
 def write(path: Path, groups: Sequence[Group]) -> Path:
     """Write the ranking as CSV, with all digits; return its path."""
     file = io.StringIO()
     rows = [rank.values() for rank in _ranking(groups)]
-    csv.writer(file).writerows([CSV_COLUMNS, *rows])
+    csv.writer(file).writerows([csv_columns(ranked_by(groups).metric), *rows])
     write_atomic(path, file.getvalue().encode())
     return path
 
 
 def _ranking(groups: Sequence[Group]) -> list[_Rank]:
-    ranks = sorted(map(_rank, groups), key=_Rank.order)
+    by = ranked_by(groups)
+    ranks = sorted((_rank(group, by) for group in groups), key=_Rank.order)
     if not pairs.same_data(groups):
         return ranks
-    family = pairs.family([rank.group for rank in ranks], pairs.ACCURACY, best=0)
+    measure = pairs.ranking_measure(groups)
+    family = pairs.family([rank.group for rank in ranks], measure, best=0)
     return [replace(r, pair=p) for r, p in zip(ranks, [None, *family.pairs], strict=True)]
 
 
-def _rank(group: Group) -> _Rank:
+def _rank(group: Group, by: RankedBy) -> _Rank:
     losses = (run.last("train", "loss") for run in group.steady)
-    accuracies = (run.last("test", "accuracy") for run in group.steady)
+    metrics = (run.last("test", by.metric) for run in group.steady)
     return _Rank(
         group,
+        by,
         [value for value in losses if value is not None],
-        [value for value in accuracies if value is not None],
-        [run.best_accuracy() for run in group.steady if run.curve("test", "accuracy")],
+        [value for value in metrics if value is not None],
+        [run.best() for run in group.steady if run.curve("test", by.metric)],
     )
 
 

@@ -41,7 +41,7 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
 
     Args:
         results: The runs.
-        goal: The test accuracy to count rounds to; by default the runner-up's best.
+        goal: The value of the test metric to count rounds to; by default the runner-up's best.
     """
     groups = group_by_seed(results)
     evaluations, diagnostics = curves.evaluations(groups), curves.diagnostics(groups)

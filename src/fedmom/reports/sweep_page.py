@@ -10,8 +10,6 @@ from fedmom.reports import ranking, run_page
 from fedmom.reports.charts import Chart, Figure, Heat
 from fedmom.reports.html import Section, write_page
 
-MEASURES = (("train", "loss", "Training loss"), ("test", "accuracy", "Test accuracy"))
-
 
 def write(folder: Path, groups: Sequence[Group]) -> Path:
     """Write the page of a sweep into its folder; return its path.
@@ -47,7 +45,9 @@ def heat_maps(groups: Sequence[Group]) -> Figure | None:
     rows = list(dict.fromkeys(_row(each, down) for each in settings))
     columns = sorted({each.get(across, "–") for each in settings}, key=_order)
     charts = []
-    for split, key, title in MEASURES:
+    metric = groups[0].runs[0].metric
+    measures = (("train", "loss", "Training loss"), ("test", metric, f"Test {metric}"))
+    for split, key, title in measures:
         cells = {
             (_row(each, down), each.get(across, "–")): _mean(group.steady, split, key)
             for each, group in zip(settings, groups, strict=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedmom.experiments.results import Group, Result
+from fedmom.experiments.results import Group, RankedBy, Result, ranked_by
 from fedmom.experiments.statistics import FEWEST, PERCENT, interval
 from fedmom.reports.charts import Grid
 
@@ -18,7 +18,7 @@ OTHERS_NAMED = 5
 
 
 def verdict(groups: Sequence[Group], goal: float) -> str:
-    """Say in a sentence who was fastest to a test accuracy; nothing if nobody got there."""
+    """Say in a sentence who was fastest to a test metric; nothing if nobody got there."""
     rounds = ((group.rounds_to(goal), group.label) for group in groups)
     reached = [(r, label) for r, label in rounds if r is not None]
     if not reached:
@@ -26,21 +26,25 @@ def verdict(groups: Sequence[Group], goal: float) -> str:
     (fewest, fastest), *rest = sorted(reached, key=lambda pair: pair[0])
     names = [f"{label} {_short(r)}" for r, label in rest[:OTHERS_NAMED]]
     names += [f"{len(rest) - OTHERS_NAMED} more"] if len(rest) > OTHERS_NAMED else []
+    by = ranked_by(groups)
     return (
-        f"Test accuracy {goal:.3f}: {fastest} took {_short(fewest)} rounds"
+        f"Test {by.metric} {by.text(goal)}: {fastest} took {_short(fewest)} rounds"
         f" ({', '.join(names) or 'no other did'})."
     )
 
 
 def grid(groups: Sequence[Group], goal: float) -> Grid:
-    """Return a comparison as a table, with the rounds to a test accuracy."""
+    """Return a comparison as a table, with the rounds to a value of the test metric."""
     ends = {run.last("test", "round") for group in groups for run in group.runs}
     one_end = len(ends) == 1 and None not in ends
+    by, shown = ranked_by(groups), _metrics(groups)
     columns = [
-        *("run", *(() if one_end else ("round",)), "train loss", "test accuracy", *PERCENTILES),
-        *(f"rounds to {goal:.3f}", "MB sent", "time (s)"),
+        *("run", *(() if one_end else ("round",)), "train loss"),
+        *(f"test {metric}" for metric in shown),
+        *(() if by.metric == "loss" else PERCENTILES),
+        *(f"rounds to {by.text(goal)}", "MB sent", "time (s)"),
     ]
-    rows = [_row(group, goal, with_round=not one_end) for group in groups]
+    rows = [_row(group, by, shown, goal, with_round=not one_end) for group in groups]
     title = "Last evaluation" + (f", round {ends.pop():.0f}" if one_end else "")
     return Grid("results", title, columns, rows, _note(groups))
 
@@ -100,24 +104,34 @@ def _note(groups: Sequence[Group]) -> str:
         for text in (
             over_seeds_note(groups),
             "Runs that diverged are left out of means." if mixed else "",
-            _percentiles_note([run for group in groups for run in group.runs]),
+            _percentiles_note(ranked_by(groups).metric, [r for g in groups for r in g.runs]),
         )
         if text
     )
 
 
-def _percentiles_note(runs: Sequence[Result]) -> str:
+def _metrics(groups: Sequence[Group]) -> list[str]:
+    """Return the metrics that runs have, in their order; the loss where they have none."""
+    runs = (run for group in groups for run in group.runs if run.evals)
+    return list(dict.fromkeys(name for run in runs for name in run.metrics)) or [
+        ranked_by(groups).metric
+    ]
+
+
+def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
     """Say what percentiles are of, and how many samples stand behind them."""
+    if metric == "loss":
+        return ""
     clients, samples = (
         _range({known for run in runs if (known := run.last("test", key)) is not None})
         for key in ("clients", "samples")
     )
     if not clients:  # an earlier version's runs
-        return "p10 to p90: test accuracy over clients."
-    return (
-        f"p10 to p90: test accuracy over {clients} clients with {samples} test samples in all;"
-        " in brackets, what identical clients would show."
-    )
+        return f"p10 to p90: test {metric} over clients."
+    said = f"p10 to p90: test {metric} over {clients} clients with {samples} test samples in all"
+    if _lasts(runs, "test", f"{metric}_p10_identical"):
+        return f"{said}; in brackets, what identical clients would show."
+    return f"{said}."
 
 
 def _range(numbers: set[float]) -> str:
@@ -127,27 +141,29 @@ def _range(numbers: set[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _row(group: Group, goal: float, *, with_round: bool) -> list[str]:
+def _row(
+    group: Group, by: RankedBy, metrics: Sequence[str], goal: float, *, with_round: bool
+) -> list[str]:
     runs = group.steady
     ends = _lasts(runs, "test", "round")
     return [
         group.label,
         *([_range(set(ends)) or NONE] if with_round else []),
         mean_text(_lasts(runs, "train", "loss")),
-        mean_text(_lasts(runs, "test", "accuracy")),
-        *(_percentile(runs, name) for name in PERCENTILES),
+        *(mean_text(_lasts(runs, "test", m), RankedBy(m, runs[0].better(m)).form) for m in metrics),
+        *(_percentile(runs, by, name) for name in PERCENTILES if by.metric != "loss"),
         _reached([run.rounds_to(goal) for run in group.runs]),
         f"{statistics.fmean(run.megabytes for run in runs):.1f}",
         f"{statistics.fmean(run.seconds for run in runs):.1f}",
     ]
 
 
-def _percentile(runs: Sequence[Result], name: str) -> str:
+def _percentile(runs: Sequence[Result], by: RankedBy, name: str) -> str:
     """Return a percentile, and below it the one that identical clients would show."""
-    values = _lasts(runs, "test", f"accuracy_{name}")
-    identical = _lasts(runs, "test", f"accuracy_{name}_identical")
-    below = f"\n({statistics.fmean(identical):.3f})" if identical else ""
-    return f"{statistics.fmean(values):.3f}{below}" if values else NONE
+    values = _lasts(runs, "test", f"{by.metric}_{name}")
+    identical = _lasts(runs, "test", f"{by.metric}_{name}_identical")
+    below = f"\n({by.text(statistics.fmean(identical))})" if identical else ""
+    return f"{by.text(statistics.fmean(values))}{below}" if values else NONE
 
 
 def _reached(rounds: Sequence[int | None]) -> str:

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Algorithm, Client, with_stages
 from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork, full_gradient
+from fedmom.algorithms.model_state import client_with_state
 from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
+from fedmom.models.metrics import Metric, accuracy
 
 Clients = NDArray[np.int64]
 
@@ -77,7 +79,9 @@ class Scores(NamedTuple):
         samples: Its weight in means: how many samples it has in the split, or, where there are
             fewer samples to evaluate than clients, how many were drawn of it.
         evaluated: How many of them were evaluated.
-        sums: Per metric, the sum over the evaluated samples.
+        sums: Per metric and for ``loss``, the sum over the evaluated samples: one number per
+            client, or a row of numbers.
+        metrics: What the sums are of, and what is made of them: the model's metrics.
 
     Examples:
         >>> scores = Scores(
@@ -92,6 +96,7 @@ class Scores(NamedTuple):
     samples: Clients
     evaluated: Clients
     sums: dict[str, NDArray[np.float64]]
+    metrics: tuple[Metric, ...] = (accuracy(),)
 
 
 class Snapshot(NamedTuple):
@@ -209,10 +214,13 @@ class Workload:
 
     @property
     def client(self) -> Client:
-        """What a client does, stages included."""
-        if self.algorithm is None:
-            return LOCAL_TRAINING
-        return with_stages(self.algorithm.client or LOCAL_TRAINING, self.algorithm.stages)
+        """What a client does, stages and the model's state included."""
+        client = LOCAL_TRAINING
+        if self.algorithm is not None:
+            client = with_stages(self.algorithm.client or LOCAL_TRAINING, self.algorithm.stages)
+        if self.model.state is None:
+            return client
+        return client_with_state(client, local=self.model.state == "local")
 
     @property
     def local_work(self) -> LocalWork:

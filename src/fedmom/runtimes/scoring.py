@@ -1,12 +1,12 @@
 """Evaluation on this machine: the samples of many clients in one product."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +16,7 @@ from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.data.federated import FederatedData, Split
 from fedmom.data.thinning import thinned
 from fedmom.models.base import Model
+from fedmom.models.metrics import Metric, accuracy
 from fedmom.runtimes.base import Scores
 
 CHUNK = 1024  # samples in a call
@@ -33,7 +34,7 @@ class Scorer:
     """
 
     def __init__(self, model: Model, data: FederatedData, arrays: dict[str, jax.Array]) -> None:
-        self._data, self._arrays = data, arrays
+        self._data, self._arrays, self._metrics = data, arrays, model.metrics
         self._score = _compile_score(model, reader(data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
 
@@ -53,14 +54,10 @@ class Scorer:
     def __call__(self, params: Params, split: str, budget: int | None) -> Scores:
         """Evaluate one model on all clients."""
         plan = self.plan(split, budget)
+        firsts = range(0, len(plan.positions), CHUNK)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parts = list(
-                pool.map(
-                    lambda first: self._chunk(params, plan.positions[first : first + CHUNK]),
-                    range(0, len(plan.positions), CHUNK),
-                )
-            )
-        return plan.scores(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+            parts = list(pool.map(lambda first: self._chunk(params, plan, first), firsts))
+        return self._scores(plan, parts)
 
     def personal(self, model_of: Callable[[int], Params], split: str, budget: int | None) -> Scores:
         """Evaluate every client with a model of its own."""
@@ -68,16 +65,46 @@ class Scorer:
         ends = np.cumsum(plan.taken)
         parts = []
         for client, end, taken in zip(plan.clients.tolist(), ends, plan.taken, strict=True):
-            params, rows = model_of(client), plan.positions[end - taken : end]
-            parts += [self._chunk(params, rows[i : i + CHUNK]) for i in range(0, taken, CHUNK)]
-        return plan.scores(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+            params = model_of(client)
+            firsts = range(end - taken, end, CHUNK)
+            parts += [self._chunk(params, plan, first, end) for first in firsts]
+        return self._scores(plan, parts)
 
     def _chunk(
-        self, params: Params, rows: NDArray[np.int32]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        self, params: Params, plan: "_Plan", first: int, end: int | None = None
+    ) -> list["_Column"]:
+        """Evaluate some samples; return their losses and metrics."""
+        here = slice(first, min(first + CHUNK, end or len(plan.positions)))
+        rows = plan.positions[here]
         padded = np.pad(rows, (0, CHUNK - len(rows)), mode="edge")
-        loss, hit = self._score(params, self._arrays, padded)
-        return np.asarray(loss, np.float64)[: len(rows)], np.asarray(hit, np.float64)[: len(rows)]
+        found = self._score(params, self._arrays, padded)
+        values = (np.asarray(each)[: len(rows)] for each in found)
+        return [v if v.ndim == 1 else _RowSums.of(v, plan.owner[here]) for v in values]
+
+    def _scores(self, plan: "_Plan", parts: list[list["_Column"]]) -> Scores:
+        columns = [_joined(values) for values in zip(*parts, strict=True)]
+        return plan.scores(*columns, metrics=self._metrics)
+
+
+class _RowSums(NamedTuple):
+    """Rows of numbers, added up by client: those of single samples would fill the memory."""
+
+    owners: NDArray[np.int64]
+    sums: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: NDArray[Any], owners: NDArray[np.int64]) -> "_RowSums":
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        return cls(owners[firsts], np.add.reduceat(rows.astype(np.float64), firsts))
+
+
+_Column = NDArray[Any] | _RowSums  # a number of every sample, or rows of numbers
+
+
+def _joined(parts: Sequence[Any]) -> _Column:
+    if isinstance(parts[0], _RowSums):
+        return _RowSums(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    return np.concatenate(parts)
 
 
 class _Plan:
@@ -108,12 +135,18 @@ class _Plan:
         self.owner = (np.cumsum(seen) - 1)[owner]
         self.positions = (start[owner] + places).astype(np.int32)
 
-    def scores(self, losses: NDArray[np.float64], hits: NDArray[np.float64]) -> Scores:
-        sums = {
-            name: np.bincount(self.owner, values, len(self.taken)).astype(np.float64)
-            for name, values in (("loss", losses), ("accuracy", hits))
-        }
-        return Scores(self.samples, self.taken, sums)
+    def scores(self, *columns: _Column, metrics: tuple[Metric, ...] = (accuracy(),)) -> Scores:
+        """Return the sums per client of losses and of metrics."""
+        names = ("loss", *(metric.name for metric in metrics))
+        sums = {name: self._sum(column) for name, column in zip(names, columns, strict=True)}
+        return Scores(self.samples, self.taken, sums, metrics)
+
+    def _sum(self, column: _Column) -> NDArray[np.float64]:
+        if isinstance(column, _RowSums):
+            total = np.zeros((len(self.taken), column.sums.shape[1]))
+            np.add.at(total, column.owners, column.sums)
+            return total
+        return np.bincount(self.owner, column, len(self.taken)).astype(np.float64)
 
 
 def _places(
@@ -139,17 +172,28 @@ def _cap(sizes: NDArray[np.int64], budget: int | None) -> int:
 
 
 @lru_cache(maxsize=16)  # runs of one process share it
-def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array, ...]]:
     batch = BATCH_ON_CPU if jax.default_backend() == "cpu" else CHUNK
 
     @jax.jit
-    def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def one_batch(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
+        def one_batch(rows: jax.Array) -> tuple[jax.Array, ...]:
             x, y = read(arrays, rows)
-            logits = model.apply(params, x, None)
-            return model.loss(logits, y), jnp.argmax(logits, axis=-1) == y
+            outputs = model.apply(params, x, None)
+            return model.losses(outputs, y), *(_measured(m, outputs, y) for m in model.metrics)
 
-        loss, hit = jax.lax.map(one_batch, positions.reshape(-1, batch))
-        return loss.reshape(-1), hit.reshape(-1)
+        found = jax.lax.map(one_batch, positions.reshape(-1, batch))
+        return tuple(each.reshape(-1, *each.shape[2:]) for each in found)
 
     return score
+
+
+def _measured(metric: Metric, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    found = metric.per_sample(outputs, labels)
+    if found.ndim != 1 + (metric.value is not None) or len(found) != len(labels):
+        wanted = "a row of numbers" if metric.value is not None else "one number"
+        raise FedMomError(
+            f"The metric {metric.name} has shape {found.shape} for {len(labels)} samples. Its"
+            f" per_sample returns {wanted} per sample."
+        )
+    return found

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Rule, Server, Stage, unchanged
 from fedmom.core.types import Params
+from fedmom.models.variables import Variables, on_trained, trained_of
 from fedmom.runtimes.base import Block
 from fedmom.training.admission import Admitted, finite_rows, norms_of
 
@@ -103,7 +104,8 @@ class Aggregate:
         total = self._total if self._rows.updates else self._total or self._zero
         scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
         replies = None if key is None else np.float32(self.replies)
-        return self._programs.step(params, state, total, self._rows, scale, key, replies)
+        weight = np.float32(self._weight()) if isinstance(params, Variables) else None
+        return self._programs.step(params, state, total, self._rows, scale, key, replies, weight)
 
     def not_finite(self) -> int | None:
         """Return a client whose reply is not finite, if there is one."""
@@ -115,8 +117,11 @@ class Aggregate:
 
     def mean_loss(self, weighted: float) -> float | None:
         """Return the mean local loss, given the sum; None without replies."""
-        weight = float(sum(c.factor * c.weights.sum() for c in self._counted))
+        weight = self._weight()
         return weighted / weight if weight else None
+
+    def _weight(self) -> float:
+        return float(sum(c.factor * c.weights.sum() for c in self._counted))
 
     def _take(self, update: Params, loss: Any, weights: NDArray[np.float32]) -> None:
         new = ((update,), (loss,), (weights,))
@@ -157,6 +162,7 @@ def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> P
         scale: float,
         key: Any,
         replies: jax.Array | None,
+        weight: jax.Array | None,
     ) -> tuple[Params, Any, jax.Array]:
         if rule.each is not None and rows.updates:
             whole = _combined(rule.each, _decoded(rows, decodes))
@@ -164,10 +170,15 @@ def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> P
         else:  # without replies the sum is empty: w^k = w for all
             whole = summed(total, rows)
             aggregate = jax.tree.map(lambda d: d * scale, whole.update)
+        if weight is not None:  # of a model with state
+            divisor = 1.0 if rule.each is not None else weight
+            mean = _mean_state(whole.update.state, divisor)
+            aggregate = aggregate._replace(state=_where(weight > 0, mean, params.state))
         for place, after in enumerate(afters):
-            aggregate = after(aggregate, jax.random.fold_in(key, place), replies)
+            own = jax.random.fold_in(key, place)
+            aggregate = on_trained(lambda a: after(a, own, replies), aggregate)  # noqa: B023
         params, state = server.step(aggregate, state, params)
-        numbers = [whole.loss, optax.tree.norm(aggregate), _usable(params, state)]
+        numbers = [whole.loss, optax.tree.norm(trained_of(aggregate)), _usable(params, state)]
         return params, state, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
 
     return Programs(jax.jit(summed), step)
@@ -176,8 +187,21 @@ def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> P
 def _decoded(rows: Rows, decodes: list[Callable[[Params], Params]]) -> Rows:
     """Undo what stages did to each update, the last one first."""
     for decode in decodes:
-        rows = rows._replace(updates=tuple(jax.vmap(decode)(update) for update in rows.updates))
+        decoded = (on_trained(jax.vmap(decode), update) for update in rows.updates)
+        rows = rows._replace(updates=tuple(decoded))
     return rows
+
+
+def _mean_state(total: Any, weight: Any) -> Any:
+    """Return the mean of the replies' states, whatever the updates are scaled by.
+
+    It is a sum of terms that have their sign, so a variance is never negative.
+    """
+    return jax.tree.map(lambda t: t / jnp.where(weight > 0, weight, 1), total)
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def _combined(each: Callable[[Params, jax.Array], Params], rows: Rows) -> Total:

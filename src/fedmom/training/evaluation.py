@@ -1,7 +1,8 @@
-"""Loss and accuracy over all clients: means weighted by samples, percentiles over clients."""
+"""Loss and metrics over all clients: means weighted by samples, percentiles over clients."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,32 +10,34 @@ from numpy.typing import NDArray
 from scipy.special import bdtr
 
 from fedmom.core.errors import DivergedError
-from fedmom.core.types import Params
+from fedmom.core.types import LOWER_IS_BETTER, Params
+from fedmom.models.metrics import Metric
 from fedmom.runtimes.base import Runtime, Scores
 
 PERCENTILES = (10, 50, 90)
 HALVINGS = 32  # of [0, 1], to find a percentile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metrics:
     """One split of one model. Means weigh clients by samples; percentiles weigh them alike.
 
+    Every metric of the model is an attribute, such as ``accuracy``, and so are its percentiles over
+    clients, ``accuracy_p10``, ``accuracy_p50`` and ``accuracy_p90``. What has no finite value, such
+    as the AUC of samples of one class, is not there; clients without a value are left out of
+    percentiles.
+
     A client with few samples has a high or a low accuracy by chance. So beside every percentile
-    stands the one that identical clients would show: each with the samples it has, and each
-    sample right with the same probability, the mean accuracy. Clients differ where the two do.
+    stands the one that identical clients would show, ``accuracy_p10_identical``: each with the
+    samples it has, and each sample right with the same probability, the mean accuracy. Clients
+    differ where the two do. Metrics that are no share of samples have no such number.
 
     Args:
         loss: The mean loss.
-        accuracy: The mean accuracy.
-        accuracy_p10: The 10th percentile of the clients' accuracies.
-        accuracy_p50: The median.
-        accuracy_p90: The 90th percentile.
-        accuracy_p10_identical: The 10th percentile that identical clients would show.
-        accuracy_p50_identical: Their median.
-        accuracy_p90_identical: Their 90th percentile.
+        values: All metrics and percentiles, by name.
         clients: How many clients were evaluated.
         samples: How many samples were evaluated.
+        lower_is_better: The metrics of which a lower value is better.
 
     Examples:
         >>> scores = Scores(
@@ -50,19 +53,27 @@ class Metrics:
     """
 
     loss: float
-    accuracy: float
-    accuracy_p10: float
-    accuracy_p50: float
-    accuracy_p90: float
-    accuracy_p10_identical: float
-    accuracy_p50_identical: float
-    accuracy_p90_identical: float
+    values: Mapping[str, float]
     clients: int
     samples: int
+    lower_is_better: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> float:
+        values = self.__dict__.get("values", {})
+        if name not in values:
+            raise AttributeError(f"There is no metric {name!r}; there are {', '.join(values)}.")
+        return float(values[name])
+
+    def __repr__(self) -> str:
+        numbers = {"loss": self.loss, **self.values}
+        texts = [f"{name}={value:.6g}" for name, value in numbers.items()]
+        return f"Metrics({', '.join(texts)}, clients={self.clients}, samples={self.samples})"
 
     def row(self, round_: int, split: str) -> dict[str, Any]:
         """Return the line of ``evals.jsonl``."""
-        return {"round": round_, "split": split, **asdict(self)}
+        counts = {"clients": self.clients, "samples": self.samples}
+        lower = {LOWER_IS_BETTER: list(self.lower_is_better)} if self.lower_is_better else {}
+        return {"round": round_, "split": split, "loss": self.loss, **self.values, **counts} | lower
 
 
 def evaluate(runtime: Runtime, params: Params, split: str, budget: int | None = None) -> Metrics:
@@ -91,16 +102,38 @@ def evaluate(runtime: Runtime, params: Params, split: str, budget: int | None = 
 
 def summarize(scores: Scores) -> Metrics:
     """Return means and percentiles of what clients measured."""
-    per_client = {name: sums / scores.evaluated for name, sums in scores.sums.items()}
-    loss, accuracy = (
-        float(np.average(per_client[name], weights=scores.samples)) for name in ("loss", "accuracy")
-    )
+    loss = float(np.average(scores.sums["loss"] / scores.evaluated, weights=scores.samples))
     if not math.isfinite(loss):
         raise DivergedError("The model's loss is not finite. Take a smaller --lr.")
-    p10, p50, p90 = np.percentile(per_client["accuracy"], PERCENTILES).tolist()
-    i10, i50, i90 = (identical_percentile(scores.evaluated, accuracy, p) for p in PERCENTILES)
+    values = {k: v for metric in scores.metrics for k, v in _numbers(metric, scores)}
+    lower = tuple(m.name for m in scores.metrics if not m.higher_is_better and m.name in values)
     clients, samples = len(scores.evaluated), int(scores.evaluated.sum())
-    return Metrics(loss, accuracy, p10, p50, p90, i10, i50, i90, clients, samples)
+    return Metrics(loss, values, clients, samples, lower)
+
+
+def _numbers(metric: Metric, scores: Scores) -> Iterator[tuple[str, float]]:
+    """Yield a metric and its percentiles over clients, by name, where they are finite."""
+    name = metric.name
+    each, whole = per_client(metric, scores)
+    if not math.isfinite(whole):
+        return
+    yield name, whole
+    known = each[np.isfinite(each)]
+    for p, value in zip(PERCENTILES, np.percentile(known, PERCENTILES).tolist(), strict=True):
+        yield f"{name}_p{p}", value
+    if metric.hits:
+        for p in PERCENTILES:
+            yield f"{name}_p{p}_identical", identical_percentile(scores.evaluated, whole, p)
+
+
+def per_client(metric: Metric, scores: Scores) -> tuple[NDArray[np.float64], float]:
+    """Return a metric of every client, and of all; those that were thinned have full weight."""
+    sums = scores.sums[metric.name]
+    if metric.value is None:
+        each = sums / scores.evaluated
+        return each, float(np.average(each, weights=scores.samples))
+    full = scores.samples / scores.evaluated
+    return np.asarray(metric.value(sums)), float(metric.value(full @ sums))
 
 
 def identical_percentile(samples: NDArray[np.int64], accuracy: float, percent: float) -> float:

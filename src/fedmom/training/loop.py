@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.aggregation import mean
-from fedmom.algorithms.base import Algorithm, as_server, encoded
-from fedmom.algorithms.client import LOCAL_TRAINING
+from fedmom.algorithms.base import Algorithm
+from fedmom.algorithms.model_state import forms_of, server_of
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import init_key, stages_key
 from fedmom.core.types import Params
@@ -100,7 +100,7 @@ def start(model: Model, algorithm: Algorithm, seed: int = 0) -> State:
     """
     # Bound to its device like what comes out of a round, or the second round compiles again.
     params = jax.device_put(model.init(init_key(seed)), jax.devices()[0])
-    return State(0, params, jax.jit(as_server(algorithm.server).init)(params))
+    return State(0, params, jax.jit(server_of(algorithm, params).init)(params))
 
 
 def model_of(algorithm: Algorithm, state: State) -> Params:
@@ -122,12 +122,12 @@ def model_of(algorithm: Algorithm, state: State) -> Params:
         >>> model_of(algorithm, state) is state.params
         True
     """
-    return as_server(algorithm.server).model(state.params, state.server)
+    return server_of(algorithm, state.params).model(state.params, state.server)
 
 
 def broadcast_of(algorithm: Algorithm, state: State) -> Any:
     """Return what clients receive: for most methods ``state.params``."""
-    return as_server(algorithm.server).broadcast(state.params, state.server)
+    return server_of(algorithm, state.params).broadcast(state.params, state.server)
 
 
 def train(
@@ -201,12 +201,12 @@ class _Rounds:
         self._samples, self._seed = samples, seed
         self._population = int(samples.sum())
         self._rule = algorithm.rule or mean()
-        server = as_server(algorithm.server)
+        server = server_of(algorithm, state.params)
         self._programs = compile_programs(server, self._rule, algorithm.stages)
         broadcast = broadcast_of(algorithm, state)
-        form = (algorithm.client or LOCAL_TRAINING).form(broadcast)
+        form, encoded = forms_of(algorithm, broadcast)
         self._zero = empty(form)
-        sent = Form.of(encoded(form, algorithm.stages))
+        sent = Form.of(encoded)
         self._bytes_up, self._bytes_down = sent.bytes, Form.of(broadcast).bytes
         self._key = stages_key(seed) if algorithm.stages else None
         if not pace.keeps_late:

@@ -16,6 +16,7 @@ import optax
 from numpy.typing import NDArray
 
 from fedmom.algorithms.client import CHUNK
+from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, place, reader
 from fedmom.data.federated import FederatedData
@@ -44,6 +45,11 @@ class Subproblem:
     def __init__(
         self, model: Model, data: FederatedData, *, clients: int, samples: int, seed: int = 0
     ) -> None:
+        if model.state is not None:
+            raise FedMomError(
+                "Gradients over many clients, for diagnostics and theory, are of models without"
+                " state; this one has some, such as batch norm's. Leave --diagnostics out."
+            )
         self._seed = seed
         self.clients = cohort(seed, DRAW, data.clients, min(clients, data.clients))
         self.start = data.train.start[self.clients]
@@ -93,7 +99,7 @@ class _Programs(NamedTuple):
 def _compile(model: Model, read: Reader) -> _Programs:
     def loss(w: Params, arrays: Arrays, positions: jax.Array, weights: jax.Array) -> jax.Array:
         x, y = read(arrays, positions)
-        return jnp.dot(weights, model.loss(model.apply(w, x, None), y))
+        return jnp.dot(weights, model.losses(model.apply(w, x, None), y))
 
     def summed(
         part: Callable[..., Any], w: Params, positions: jax.Array, weights: jax.Array, chunks: int

@@ -1,0 +1,234 @@
+"""Nets of flax, equinox and haiku, and plain functions, as models."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.registry import pick
+from fedmom.core.types import LOWER_IS_BETTER, Params
+from fedmom.data.batches import reader
+from fedmom.data.federated import Features, FederatedData
+from fedmom.models import METRICS
+from fedmom.models._net import Net, arguments, beside_state
+from fedmom.models.base import TASKS, Model
+from fedmom.models.losses import LOSSES, Loss
+from fedmom.models.metrics import Metric
+from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
+
+TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
+
+
+def model(
+    net: Any,
+    data: FederatedData | Features,
+    *,
+    loss: str | Loss | None = None,
+    metrics: Sequence[str | Metric | Callable[..., jax.Array]] | None = None,
+    state: StateChoice = "average",
+    has_state: bool = False,
+) -> Model:
+    """Make a model of a net of flax, equinox or haiku, or of two plain functions.
+
+    Dropout and batch norm work as the library has them: the net is told whether it is trained, by
+    the argument ``train``, ``training``, ``is_training`` or ``deterministic`` if it has one, by
+    ``train()`` and ``eval()`` of flax.nnx and by ``inference_mode`` of equinox.
+
+    Args:
+        net: A ``flax.linen`` module. A function of ``nnx.Rngs`` that makes a ``flax.nnx`` module. A
+            function of a key that makes an ``equinox`` module, or a module and its state; it is
+            applied to one sample. What ``haiku.transform`` or ``transform_with_state`` returns. A
+            pair of functions ``init(key) -> params`` and ``apply(params, x, key) -> outputs``. An
+            nnx or equinox module itself starts from the parameters that it has, whatever the seed.
+        data: What it is trained on: the data, or its features.
+        loss: ``loss(outputs, labels) ->`` one number per sample, or a name of
+            ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
+        metrics: Names of ``fedmom.METRICS``, ``fedmom.Metric`` values, or functions
+            ``(outputs, labels) ->`` one number per sample, of which the mean is taken and higher is
+            better. The first is what tables rank by. By default, those of the data's task.
+        state: What becomes of state that is not trained, such as batch norm's running statistics.
+            "average": it is sent, and the server takes the mean over clients, as in FedAvg.
+            "local": layers that have state stay on each client as a whole, with their trained
+            scale and shift, as in FedBN (Li et al. 2021).
+        has_state: A pair of plain functions has state: ``init(key) -> params, state`` and
+            ``apply(params, state, x, key) -> outputs, state``.
+
+    Returns:
+        The model.
+
+    Raises:
+        FedMomError: The net is of no such library, or a name is unknown.
+
+    Examples:
+        >>> import fedmom
+        >>> data = fedmom.load_data("synthetic:clients=4")
+        >>> def init(key):
+        ...     return 0.01 * jax.random.normal(key, (60, 10))
+        >>> net = model((init, lambda w, x, key: x @ w), data, metrics=["accuracy", "top:k=3"])
+        >>> [metric.name for metric in net.metrics]
+        ['accuracy', 'top3']
+    """
+    features = data.features if isinstance(data, FederatedData) else data
+    if state not in STATE_CHOICES:
+        raise FedMomError(f"state {state!r} is neither average nor local.")
+    usual, shown = TASKS[features.task]
+    found = _net(net, _example(data), has_state=has_state)
+    return _model(found, state)._replace(
+        loss=usual if loss is None else _loss(loss),
+        metrics=shown if metrics is None else _metrics(metrics),
+    )
+
+
+def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
+    """Return a net of whatever library as two functions."""
+    bases = () if isinstance(net, type) else type(net).__mro__  # of a class: see _made
+    libraries = {base.__module__.partition(".")[0] for base in bases}
+    if "haiku" in libraries:
+        from fedmom.models import _haiku
+
+        return _haiku.net(net, x)
+    if isinstance(net, tuple) and len(net) == 2 and all(map(callable, net)):
+        return _plain(*net, has_state=has_state)
+    if "flax" in libraries:
+        from fedmom.models import _flax
+
+        return _flax.net(net, x)
+    if "equinox" in libraries:
+        from fedmom.models import _equinox
+
+        return _equinox.net(lambda _key: net)
+    if callable(net):
+        return _made(net)
+    raise FedMomError(
+        f"{net!r} is no net that is known here. Give a flax, equinox or haiku net, or a pair of"
+        " functions (init, apply): docs/models.md."
+    )
+
+
+def _made(make: Callable[..., Any]) -> Net:
+    """Return the net that a function or class makes: nnx asks for ``rngs``, equinox for a key."""
+    inside: Any = make
+    while isinstance(inside, partial):
+        inside = inside.func
+    # The classes of both libraries hide the signature that they have.
+    of_class = isinstance(inside, type)
+    if of_class and any(base.__module__.startswith("flax.linen") for base in inside.__mro__):
+        raise FedMomError(f"{inside.__name__} is a class of linen. Give an instance of it.")
+    names = arguments(inside.__init__ if of_class else inside)
+    if "rngs" in names:
+        from fedmom.models import _flax
+
+        return _flax.nnx_net(lambda rngs: make(rngs=rngs))
+    try:
+        from fedmom.models import _equinox
+    except ImportError:
+        raise FedMomError(
+            f"{make!r} would make an equinox module of a key, and equinox is not installed. A"
+            " function that makes an nnx module has an argument rngs; plain functions come as a"
+            " pair (init, apply)."
+        ) from None
+    return _equinox.net(lambda key: make(key=key) if "key" in names else make(key))
+
+
+def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bool) -> Net:
+    if has_state:
+        return Net(init, apply, beside_state)
+    return Net(
+        lambda key: (init(key), ()),
+        lambda p, state, x, key: (apply(p, x, key), state),
+        beside_state,
+    )
+
+
+def _example(data: FederatedData | Features) -> jax.Array:
+    """Return a batch of one input, of the shape and type that the data has."""
+    if isinstance(data, FederatedData):
+        x, _ = jax.eval_shape(reader(data.features), data.arrays, np.zeros(1, np.int32))
+        return jnp.zeros(x.shape, x.dtype)
+    dtype = jnp.int32 if data.kind == "text" else jnp.float32
+    return jnp.zeros((1, *data.shape), dtype)
+
+
+def _model(net: Net, choice: StateChoice) -> Model:
+    params, state = jax.eval_shape(net.init, jax.random.key(0))
+    if not jax.tree.leaves(state):
+        return _without_state(net, state, choice)
+    if choice == "average":
+        return _averaged(net)
+    return _local(net, net.norms(params, state))
+
+
+def _without_state(net: Net, empty: Any, choice: StateChoice) -> Model:
+    if choice == "local":
+        raise FedMomError(
+            'state "local" is for nets that have state, such as batch norm; this one has none.'
+        )
+
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        return net.apply(params, empty, x, key)[0]
+
+    return Model(lambda key: net.init(key)[0], apply)
+
+
+def _averaged(net: Net) -> Model:
+    def init(key: jax.Array) -> Variables:
+        return Variables(*net.init(key))
+
+    def apply(variables: Variables, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        return net.apply(variables.trained, variables.state, x, key)[0]
+
+    def train(variables: Variables, x: jax.Array, key: jax.Array) -> tuple[jax.Array, Any, Any]:
+        return *net.apply(variables.trained, variables.state, x, key), None
+
+    return Model(init, apply, train=train, state="average")
+
+
+def _local(net: Net, own: Params) -> Model:
+    """The layers that have state stay on the client, and with them the parameters marked own."""
+
+    def init(key: jax.Array) -> Variables:
+        params, state = net.init(key)
+        shared, kept = divide(params, own)
+        return Variables(shared, None, kept, state)
+
+    def apply(variables: Variables, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        return train(variables, x, key)[0]
+
+    def train(
+        variables: Variables, x: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, Any, Any]:
+        params = unite(variables.trained, variables.own_trained)
+        outputs, state = net.apply(params, variables.own_state, x, key)
+        return outputs, None, state
+
+    return Model(init, apply, train=train, state="local")
+
+
+def _loss(loss: str | Loss) -> Loss:
+    return pick(LOSSES, loss, "loss") if isinstance(loss, str) else loss
+
+
+def _metrics(
+    metrics: Sequence[str | Metric | Callable[..., jax.Array]],
+) -> tuple[Metric, ...]:
+    if isinstance(metrics, str):
+        raise FedMomError(f"metrics is a list, such as [{metrics!r}], not {metrics!r}.")
+    found = tuple(_metric(metric) for metric in metrics)
+    names = [metric.name for metric in found]
+    for name in names:
+        if name in TAKEN or not name.isidentifier() or names.count(name) > 1:
+            raise FedMomError(
+                f"A metric is called {name!r}. Names are words that differ from each other and"
+                f" from {', '.join(TAKEN)}."
+            )
+    return found
+
+
+def _metric(metric: str | Metric | Callable[..., jax.Array]) -> Metric:
+    if isinstance(metric, str):
+        return METRICS.build(metric)
+    return metric if isinstance(metric, Metric) else Metric(metric.__name__, metric)

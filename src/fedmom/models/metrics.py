@@ -1,0 +1,242 @@
+"""Metrics: sums over samples, and what is made of them.
+
+A client sends sums only. They add up over its batches, and over clients: what a metric is for one
+client and for all of them is the same function of their sums.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.bounds import Between
+from fedmom.core.errors import FedMomError
+from fedmom.models.losses import absolute_error, position_losses, shaped, squared_error
+
+Numbers = NDArray[np.float64]
+LOG_ODDS = 10.0  # scores beyond ± this are in the outermost bins of a histogram
+
+
+class Metric(NamedTuple):
+    """A number that says how good a model is.
+
+    Args:
+        name: What it is called in logs and tables.
+        per_sample: ``per_sample(outputs, labels) ->`` for a batch, one number per sample, or a row
+            of numbers per sample.
+        value: ``value(sums)``, the metric made of the sums of these rows, along the last axis of
+            an array; it must take arrays of any dimension. None: the mean over samples of one
+            number each.
+        higher_is_better: Whether it is.
+        hits: Whether each sample counts 0 or 1, as in accuracy; then percentiles over clients have
+            beside them those that identical clients would show.
+
+    Examples:
+        >>> def mean_absolute(outputs, labels):
+        ...     return jnp.abs(outputs - labels).mean(-1)
+        >>> metric = Metric("mae", mean_absolute, higher_is_better=False)
+        >>> metric.per_sample(jnp.zeros((2, 1)), jnp.array([[1.0], [3.0]])).tolist()
+        [1.0, 3.0]
+    """
+
+    name: str
+    per_sample: Callable[[jax.Array, jax.Array], jax.Array]
+    value: Callable[[Numbers], Any] | None = None
+    higher_is_better: bool = True
+    hits: bool = False
+
+
+@lru_cache
+def accuracy() -> Metric:
+    """The share of samples whose largest output is the right class."""
+    return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, hits=True)
+
+
+@lru_cache
+def top(*, k: Annotated[int, Between(1, 1000)] = 5) -> Metric:
+    """The share of samples whose right class is among the k largest outputs.
+
+    Examples:
+        >>> top(k=2).per_sample(jnp.array([[0.1, 0.9, 0.5]]), jnp.array([2])).tolist()
+        [True]
+    """
+
+    def among(out: jax.Array, y: jax.Array) -> jax.Array:
+        if k >= out.shape[-1]:
+            raise FedMomError(f"top:k={k} needs more than {k} classes, not {out.shape[-1]}.")
+        return jnp.any(jax.lax.top_k(out, k)[1] == y[..., None], axis=-1)
+
+    return Metric(f"top{k}", among, hits=True)
+
+
+@lru_cache
+def mse() -> Metric:
+    """The mean squared error."""
+    return Metric("mse", squared_error, higher_is_better=False)
+
+
+@lru_cache
+def rmse() -> Metric:
+    """The root of the mean squared error."""
+    return Metric("rmse", _counted(squared_error), _root_mean, higher_is_better=False)
+
+
+@lru_cache
+def mae() -> Metric:
+    """The mean absolute error."""
+    return Metric("mae", absolute_error, higher_is_better=False)
+
+
+@lru_cache
+def position_accuracy() -> Metric:
+    """The share of positions of sequences whose largest output is the right class."""
+
+    def at_positions(out: jax.Array, y: jax.Array) -> jax.Array:
+        counted = y >= 0
+        return _row(_total((jnp.argmax(out, axis=-1) == y) & counted), _total(counted))
+
+    return Metric("position_accuracy", at_positions, _ratio)
+
+
+@lru_cache
+def perplexity() -> Metric:
+    """e to the mean cross-entropy: of samples, or of the positions of sequences."""
+
+    def entropies(out: jax.Array, y: jax.Array) -> jax.Array:
+        losses, counted = position_losses(out, y)
+        return _row(_total(losses), _total(counted))
+
+    return Metric("perplexity", entropies, _exponential, higher_is_better=False)
+
+
+@lru_cache
+def f1(*, average: Literal["macro", "micro"] = "macro") -> Metric:
+    """The harmonic mean of precision and recall, of classes or of labels.
+
+    Args:
+        average: "macro": the mean over classes, of those that occur or are predicted. "micro": of
+            all labels taken together.
+
+    Examples:
+        >>> scores = f1().per_sample(jnp.array([[2.0, -1.0]]), jnp.array([[1, 1]]))
+        >>> float(f1().value(np.asarray(scores).sum(0)))  # 1 for the first label, 0 for the other
+        0.5
+    """
+    micro = average == "micro"
+
+    def counts(out: jax.Array, y: jax.Array) -> jax.Array:
+        predicted, true = _as_labels(out, y)
+        found = (predicted & true, predicted & ~true, ~predicted & true)
+        if micro:
+            return _row(*map(_total, found))
+        by_class = (each.reshape(len(out), -1, each.shape[-1]).sum(1) for each in found)
+        return jnp.concatenate(list(by_class), axis=-1)
+
+    return Metric("f1_micro" if micro else "f1", counts, _f1_of_counts)
+
+
+@lru_cache
+def auc(*, bins: Annotated[int, Between(2, 10_000)] = 200) -> Metric:
+    """The area under the ROC curve, of two classes, or the mean over labels.
+
+    It is made of a histogram of the log-odds from -10 to 10, so that clients need not send their
+    scores: scores in one bin count as equal, half right and half wrong. The area is exact but for
+    half the share of pairs, one positive and one negative, that are in the same bin. Labels that
+    have no positives or no negatives are left out; where there is no other, there is no area.
+
+    Args:
+        bins: The number of bins.
+    """
+
+    def histogram(out: jax.Array, y: jax.Array) -> jax.Array:
+        scores, true = _as_scores(out, y)
+        place = (scores / LOG_ODDS + 1) / 2 * bins
+        place = jnp.clip(place, 0, bins - 1).astype(jnp.int32)
+        sides = jnp.stack([true, 1 - true], axis=-1).astype(jnp.float32)  # positive, negative
+        rows = jax.nn.one_hot(place, bins)[..., None, :] * sides[..., None]
+        return rows.reshape(len(out), -1)
+
+    return Metric("auc", histogram, lambda sums: _area(sums, bins))
+
+
+def _area(sums: Numbers, bins: int) -> Numbers:
+    """The mean over labels of the share of pairs that are in order."""
+    table = sums.reshape(*sums.shape[:-1], -1, 2, bins)
+    positive, negative = table[..., 0, :], table[..., 1, :]
+    below = np.cumsum(negative, axis=-1) - negative / 2
+    pairs = positive.sum(-1) * negative.sum(-1)
+    with np.errstate(invalid="ignore"):
+        areas = (positive * below).sum(-1) / pairs
+    return _mean_where(areas, pairs > 0)
+
+
+def _f1_of_counts(sums: Numbers) -> Numbers:
+    true, false, missed = np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, 0)
+    at_all = 2 * true + false + missed
+    with np.errstate(invalid="ignore"):
+        return _mean_where(2 * true / at_all, at_all > 0)
+
+
+def _mean_where(values: Numbers, there: NDArray[np.bool_]) -> Numbers:
+    """The mean along the last axis over what is there; NaN where nothing is."""
+    with np.errstate(invalid="ignore"):
+        return np.where(there, values, 0).sum(-1) / there.sum(-1)
+
+
+def _ratio(sums: Numbers) -> Numbers:
+    with np.errstate(invalid="ignore"):
+        return sums[..., 0] / sums[..., 1]
+
+
+def _root_mean(sums: Numbers) -> Numbers:
+    return np.sqrt(_ratio(sums))
+
+
+def _exponential(sums: Numbers) -> Numbers:
+    with np.errstate(over="ignore"):
+        return np.exp(_ratio(sums))
+
+
+def _counted(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Put a one beside every number: their sum is the number of samples."""
+
+    def rows(out: jax.Array, y: jax.Array) -> jax.Array:
+        values = function(out, y)
+        return _row(values, jnp.ones_like(values))
+
+    return rows
+
+
+def _row(*columns: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.asarray(c, jnp.float32) for c in columns], axis=-1)
+
+
+def _total(values: jax.Array) -> jax.Array:
+    """The sum over all of a sample's numbers."""
+    return values.reshape(len(values), -1).sum(-1)
+
+
+def _as_labels(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return what was predicted and what is true, both as booleans per label or class."""
+    if y.ndim == out.ndim:  # log-odds of labels
+        return shaped(out, y) > 0, y > 0
+    classes, counted = out.shape[-1], (y >= 0)[..., None]
+    predicted = jax.nn.one_hot(out.argmax(-1), classes) > 0
+    return predicted & counted, jax.nn.one_hot(y, classes) > 0  # no class at all for y < 0
+
+
+def _as_scores(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return log-odds per label, (samples, labels), and whether it is there, 0 or 1."""
+    if y.ndim < out.ndim:
+        if out.shape[-1] > 2:
+            raise FedMomError(
+                f"auc is of two classes or of several labels, not of {out.shape[-1]} classes."
+                " Take accuracy or f1."
+            )
+        out = out[..., 1] - out[..., 0] if out.shape[-1] == 2 else out[..., 0]
+    scores = shaped(out, y).reshape(len(y), -1)
+    return scores, (y > 0).reshape(len(y), -1).astype(jnp.int32)
