@@ -229,7 +229,7 @@ def test_a_function_in_the_working_folder_has_a_name_on_the_command_line(tmp_pat
     ("settings", "words"),
     [
         ({"data": [1, 2]}, "data is a list"),
-        ({"model": 3.5j}, "model is a complex"),
+        ({"model": 3.5j}, "3.5j is no net that is known here"),
         ({"algorithm": object()}, "is no algorithm"),
         ({"algorithm": "@nowhere.fedlion"}, "@nowhere.fedlion cannot be imported"),
         ({"algorithm": "@fedlion"}, "Write @module.function"),
@@ -258,3 +258,36 @@ def test_data_is_not_kept_alive(tmp_path):
     gc.collect()
     with pytest.raises(FedMomError, match="Give it again"):
         fedmom.load_data(name)
+
+
+def linen(features_in):
+    import flax.linen as nn
+
+    class Net(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(10)(nn.relu(nn.Dense(self.width)(x)))
+
+    return Net(features_in)
+
+
+def test_a_flax_module_stands_in_the_place_of_a_models_name(tmp_path):
+    run = fedmom.run(DATA, linen(7), rounds=2, out=tmp_path / "run", progress=False)
+    assert run.settings["model"].startswith("Net@")
+    assert run.predict(DATA.arrays["x"][:4]).shape == (4,)
+    assert fedmom.load(tmp_path / "run", data=DATA, model=linen(7)).status == "finished"
+    with pytest.raises(FedMomError, match="was started with model Net@"):
+        fedmom.load(tmp_path / "run", data=DATA, model=linen(8))
+
+
+def test_a_regression_predicts_numbers(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    y = x @ np.array([1.0, -2.0, 0.5], np.float32)
+    data = fedmom.from_arrays(x, y, np.arange(60) % 4, test_fraction=0.2)
+    settings = {"rounds": 40, "lr": 0.1, "algorithm": "fedavg", "weighting": "cohort"}
+    run = fedmom.run(data, out=tmp_path / "run", progress=False, **settings)
+    np.testing.assert_allclose(run.predict(x)[:, 0], y, atol=0.2)
+    assert "test_accuracy" not in run.clients
