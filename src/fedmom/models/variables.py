@@ -53,8 +53,8 @@ def divide(tree: Params, chosen: Params) -> tuple[Params, Params]:
     """Return a tree twice: without its chosen leaves, and with these only. None stands for others.
 
     Examples:
-        >>> divide({"w": 1, "scale": 2}, {"w": False, "scale": True})
-        ({'w': 1, 'scale': None}, {'w': None, 'scale': 2})
+        >>> divide({"scale": 2, "w": 1}, {"scale": True, "w": False})
+        ({'scale': None, 'w': 1}, {'scale': 2, 'w': None})
     """
     rest = jax.tree.map(lambda leaf, yes: None if yes else leaf, tree, chosen)
     return rest, jax.tree.map(lambda leaf, yes: leaf if yes else None, tree, chosen)
@@ -64,8 +64,8 @@ def unite(rest: Params, chosen: Params) -> Params:
     """Undo ``divide``.
 
     Examples:
-        >>> unite({"w": 1, "scale": None}, {"w": None, "scale": 2})
-        {'w': 1, 'scale': 2}
+        >>> unite({"scale": None, "w": 1}, {"scale": 2, "w": None})
+        {'scale': 2, 'w': 1}
     """
     return jax.tree.map(
         lambda a, b: b if a is None else a, rest, chosen, is_leaf=lambda x: x is None
