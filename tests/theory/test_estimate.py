@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import fedmom
 from fedmom import Features, FederatedData, Model
-from fedmom.data.batches import reader
 from fedmom.data.federated import Split
 from fedmom.theory.estimate import Budget, estimate, from_row, spaced
 from fedmom.training.subproblem import Subproblem
+from tests import by_hand
 from tests.conftest import population
 
 SIZES = [9, 5, 14]
@@ -178,13 +178,10 @@ def test_a_sample_of_everything_is_the_problem_itself():
     params = model.init(jax.random.key(0))
     sample = Subproblem(model, data, clients=99, samples=99)
 
-    def f(w):
-        x, y = reader(data.features)(data.arrays, jnp.arange(sum(SIZES)))
-        return model.loss(model.apply(w, x, None), y).mean()  # Σ p_k f_k, p_k = n_k/n
-
     loss, gradient = sample.gradient(params)
-    expected = jax.grad(f)(params)
-    assert float(loss) == pytest.approx(float(f(params)), rel=1e-5)
+    # The mean over all samples is Σ p_k f_k with p_k = n_k/n.
+    losses, _, expected = by_hand.logreg(params, *by_hand.read(data, np.arange(sum(SIZES))))
+    assert float(loss) == pytest.approx(losses.mean(), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, expected)
     parts = [sample.gradient(params, k)[1] for k in range(3)]
     total = jax.tree.map(
