@@ -79,7 +79,7 @@ def counting(samples):
 
 
 # Few batch sizes: each one compiles.
-@given(samples=st.integers(1, 60), batch=st.sampled_from([1, 7, 25]), epochs=st.integers(1, 3))
+@given(samples=st.integers(1, 60), batch=st.sampled_from([1, 7]), epochs=st.integers(1, 3))
 def test_an_epoch_uses_every_sample_once_and_none_twice(samples, batch, epochs):
     data, model = counting(60)
     work = LocalWork(lr=1.0, epochs=epochs, batch_size=batch)

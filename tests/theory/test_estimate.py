@@ -151,7 +151,16 @@ def flat(tree):
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
 
 
-@pytest.mark.parametrize(("data", "model"), [(pictures, "lenet5"), (texts, "char_lstm:hidden=12")])
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (lambda: population(SIZES), "mlp:hidden=5,layers=1"),
+        # Their layers' own second derivatives have tests beside the models.
+        pytest.param(pictures, "lenet5", marks=pytest.mark.slow),
+        pytest.param(texts, "char_lstm:hidden=12", marks=pytest.mark.slow),
+    ],
+    ids=["mlp", "lenet5", "char_lstm"],
+)
 def test_curvature_is_the_difference_of_gradients(data, model):
     data = data()
     net = fedmom.build_model(model, data.features)
