@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedmom.algorithms.client import (
 )
 from fedmom.data.batches import reader
 from fedmom.models.base import Model
+from tests import by_hand
 from tests.conftest import population
 
 
@@ -64,10 +65,6 @@ def run_client(data, model, work, seed=0, params=None, **which):
     return update, metrics["loss"], metrics["norm"]
 
 
-def read(data, rows):
-    return reader(data.features)(data.arrays, rows)
-
-
 @lru_cache  # one model: its programs are traced once
 def counting(samples):
     """A model whose update counts samples: the loss of sample i is w_i, its gradient e_i."""
@@ -82,7 +79,7 @@ def counting(samples):
 
 
 # Few batch sizes: each one compiles.
-@given(samples=st.integers(1, 60), batch=st.sampled_from([1, 7, 25]), epochs=st.integers(1, 3))
+@given(samples=st.integers(1, 60), batch=st.sampled_from([1, 7]), epochs=st.integers(1, 3))
 def test_an_epoch_uses_every_sample_once_and_none_twice(samples, batch, epochs):
     data, model = counting(60)
     work = LocalWork(lr=1.0, epochs=epochs, batch_size=batch)
@@ -138,22 +135,21 @@ def test_the_room_for_the_order_does_not_change_it():
     np.testing.assert_array_equal(small, large)
 
 
-@pytest.mark.parametrize("samples", [1, 5, 128, 300])
-def test_the_full_gradient_is_the_gradient_of_the_mean_loss(samples):
-    data = population([samples], classes=3 if samples > 3 else 1)
+SIZES = [1, 5, 128, 300]  # of clients
+
+
+@pytest.mark.parametrize("client", range(len(SIZES)), ids=SIZES)
+def test_the_full_gradient_is_the_gradient_of_the_mean_loss(client):
+    data = population(SIZES)
     model = fedmom.build_model("logreg", data.features)
     params = model.init(jax.random.key(1))
-    delta, loss, norm = run_client(data, model, full_gradient(0.5), params=params)
-
-    def mean_loss(w):
-        x, y = read(data, jnp.arange(samples))
-        return model.loss(model.apply(w, x, None), y).mean()
-
-    expected = jax.tree.map(lambda g: 0.5 * g, jax.grad(mean_loss)(params))
-    for got, want in zip(jax.tree.leaves(delta), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(loss, mean_loss(params), rtol=1e-5)
-    squares = sum(float(jnp.sum(d**2)) for d in jax.tree.leaves(delta))
+    delta, loss, norm = run_client(data, model, full_gradient(0.5), params=params, client=client)
+    rows = data.train.start[client] + np.arange(SIZES[client])
+    losses, _, gradient = by_hand.logreg(params, *by_hand.read(data, rows))
+    for got, want in zip(jax.tree.leaves(delta), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(got, 0.5 * want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
+    squares = sum(np.sum(np.square(d)) for d in jax.tree.leaves(delta))
     np.testing.assert_allclose(norm, math.sqrt(squares), rtol=1e-5)
 
 
@@ -189,44 +185,46 @@ def test_equal_solvers_are_one():
     assert build.solver("adam:b1=0.5") is build.solver("adam:b1=0.5")
 
 
-@partial(jax.jit, static_argnums=0)
-def mean_gradient(model, w, x, y):
-    return jax.grad(lambda w: model.loss(model.apply(w, x, None), y).mean())(w)
-
-
 @pytest.mark.parametrize("name", OPTAX)
 class TestSolverContract:
-    """What every local solver must do."""
+    """What every local solver must do; one program for all of it."""
+
+    DATA = population([30, 40, 1])
+
+    def run(self, name, **options):
+        """A model before, the model that a client makes of it, and its reply."""
+        model = fedmom.build_model("logreg", self.DATA.features)
+        params = model.init(jax.random.key(0))
+        work = LocalWork(lr=0.05, steps=6, batch_size=8, solver=build.solver(name))
+        delta, loss, _ = run_client(self.DATA, model, work, params=params, seed=2, **options)
+        before, delta = (jax.tree.map(np.asarray, tree) for tree in (params, delta))
+        return before, jax.tree.map(np.subtract, before, delta), loss
 
     def test_it_is_the_optax_solver_run_by_hand(self, name):
-        data = population([30])
-        model = fedmom.build_model("logreg", data.features)
-        work = LocalWork(lr=0.05, steps=6, batch_size=8, solver=build.solver(name))
-        params = model.init(jax.random.key(0))
-        delta, _, _ = run_client(data, model, work, params=params, seed=2)
+        params, trained, _ = self.run(name)
         solver = getattr(optax, OPTAX[name][0])(0.05, **OPTAX[name][1])
         w, state = params, solver.init(params)
         for h in range(6):
             rows = jax.random.bits(jax.random.fold_in(jax.random.key(2), h), (8,)) % 30
-            updates, state = solver.update(mean_gradient(model, w, *read(data, rows)), state, w)
+            _, _, gradient = by_hand.logreg(w, *by_hand.read(self.DATA, np.asarray(rows)))
+            gradient = jax.tree.map(np.float32, gradient)
+            updates, state = solver.update(gradient, state, w)
             w = optax.apply_updates(w, updates)
-        expected = jax.tree.map(np.subtract, params, w)
-        for got, want in zip(jax.tree.leaves(delta), jax.tree.leaves(expected), strict=True):
+        for got, want in zip(jax.tree.leaves(trained), jax.tree.leaves(w), strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-5)
 
     def test_it_lowers_the_loss_of_its_client(self, name):
-        data = population([40])
-        model = fedmom.build_model("logreg", data.features)
-        work = LocalWork(lr=0.02, steps=1, batch_size=None, solver=build.solver(name))
-        _, before, _ = run_client(data, model, work)
-        _, mean, _ = run_client(data, model, work, steps=60)
-        assert float(mean) < float(before)
+        before, after, _ = self.run(name, client=1, steps=60)
+        rows = self.DATA.train.start[1] + np.arange(40)
+        samples = by_hand.read(self.DATA, rows)
+        losses = [by_hand.logreg(w, *samples)[0].mean() for w in (before, after)]
+        assert losses[1] < losses[0]
 
     def test_one_sample_is_enough(self, name):
-        data = population([1, 5], classes=1)
-        model = fedmom.build_model("logreg", data.features)
-        work = LocalWork(lr=0.1, epochs=2, batch_size=10, solver=build.solver(name))
-        assert np.isfinite(run_client(data, model, work)[1])
+        before, after, loss = self.run(name, client=2)
+        assert np.isfinite(loss)
+        sample = by_hand.read(self.DATA, self.DATA.train.start[2:])
+        assert by_hand.logreg(after, *sample)[0] < by_hand.logreg(before, *sample)[0]
 
 
 def test_any_optax_optimizer_is_a_solver():

@@ -31,6 +31,7 @@ from fedmom.data.save import save_store
 from fedmom.data.sources.shakespeare import from_roles
 from fedmom.data.store import open_store
 from fedmom.models import build
+from tests import by_hand
 from tests.conftest import population
 
 IMAGES = {"x": ("uint8", (4, 4)), "y": ("uint8", ())}
@@ -45,9 +46,8 @@ def samples(data, split):
     """Every sample of a split, by client: the inputs and the labels."""
     start, size = data.split(split)
     positions = np.concatenate([np.arange(a, a + n) for a, n in zip(start, size, strict=True)])
-    x, y = reader(data.features)(data.arrays, positions)  # at once: every length compiles anew
     ends = np.cumsum(size)[:-1]
-    return list(zip(np.split(np.asarray(x), ends), np.split(np.asarray(y), ends), strict=True))
+    return list(zip(*(np.split(a, ends) for a in by_hand.read(data, positions)), strict=True))
 
 
 def assert_same(one, two):
@@ -130,7 +130,7 @@ def test_overlapping_windows_cost_the_text(tmp_path):
 
 
 def test_a_store_trains_like_its_source(tmp_path):
-    data = population([5, 9, 30, 12], test_sizes=[2, 1, 7, 3])
+    data = population([9] * 4, test_sizes=[2, 1, 7, 3])
     save_store(data, tmp_path / "s", {})
     model, read = build("logreg", data.features), reader(data.features)
 

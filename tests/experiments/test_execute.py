@@ -83,7 +83,7 @@ def test_the_result_is_what_its_folder_says(tmp_path, values):
 
 
 def test_the_config_alone_repeats_the_run(tmp_path):
-    first = run(tmp_path / "a", **{"local-epochs": 1, "momentum": 0.7}).path
+    first = run(tmp_path / "a", **{"local-steps": 3, "momentum": 0.7}).path
     config = settings.parse(settings.read(first / "config.toml"))
     experiment = build.prepare(config)
     second = RunFolder.create(tmp_path / "b", experiment.config)
@@ -104,7 +104,7 @@ def test_same_seed_same_bytes_another_seed_other_cohorts(tmp_path):
     "values",
     [
         {"local-steps": 100},  # long enough for threads
-        {"local-steps": 2, "clients-per-round": 6},  # a few in one call
+        {"local-steps": 2},  # a few in one call
         BUFFERED,
     ],
     ids=str,
@@ -154,7 +154,10 @@ def test_an_averaged_run_trains_as_without_and_evaluates_the_mean_of_its_models(
         {"average": 0.9},
         BUFFERED,
         {"pace": "over_selected:extra=0.5", "aggregate": "clip:norm=0.01+mean"},
-        {"sampler": "poisson"},
+        {
+            "sampler": "poisson",
+            "local-steps": 100,
+        },  # on threads: cohorts of all sizes share a program
         {"diagnostics": True, "diagnostics-every": 3},
         {"algorithm": "remembering:keep=0.3"},
         {"algorithm": "remembering", **BUFFERED},
@@ -196,7 +199,7 @@ def test_resume_after_kill_9_at_random_points_is_bit_identical(tmp_path):
     folder = tmp_path / "killed"
     args = ["run", *(f"--{k}={v}" for k, v in values.items()), "--out", str(folder)]
     rng = random.Random(7)
-    for _ in range(3):
+    for _ in range(2):
         child = process(*args)
         wait_for_rounds(folder, rng.randint(5, 60), child)
         child.kill()
@@ -210,6 +213,7 @@ def test_resume_after_kill_9_at_random_points_is_bit_identical(tmp_path):
     assert logs(folder) == logs(whole)
 
 
+@pytest.mark.usefixtures("remembering")
 def test_client_states_of_a_users_method_survive_kill_9(tmp_path):
     """Registered as its user would: an entry point of a package that Python finds."""
     package = tmp_path / "package"
@@ -224,24 +228,17 @@ def test_client_states_of_a_users_method_survive_kill_9(tmp_path):
     where = {"PYTHONPATH": os.pathsep.join([str(package), *filter(None, sys.path)])}
     values = {**SMALL, "rounds": 200, "eval-every": 5, "algorithm": "remembering:keep=0.3"}
     options = [f"--{k}={v}" for k, v in values.items()]
-
-    def finish(*args):
-        child = process(*args, **where)
-        out, complaints = child.communicate()
-        assert child.returncode == 0, complaints
-        return out
-
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    finish("run", *options, "--out", str(whole))
+    whole, folder = run(tmp_path / "whole", **values).path, tmp_path / "killed"
     child = process("run", *options, "--out", str(folder), **where)
     wait_for_rounds(folder, 30, child)
     child.kill()
     child.communicate()
-    finish("resume", str(folder))
+    child = process("resume", str(folder), **where)
+    _, complaints = child.communicate()
+    assert child.returncode == 0, complaints
     assert checkpoint_bytes(folder) == checkpoint_bytes(whole)
     assert logs(folder) == logs(whole)
     assert settings.read(folder / "config.toml")["algorithm"] == "remembering:keep=0.3"
-    assert "remembering:keep=0.5" in finish("list").replace(", ", ",")
 
 
 def test_a_torn_log_is_mended(tmp_path):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import fedmom
 from fedmom import Features, FederatedData, Model
-from fedmom.data.batches import reader
 from fedmom.data.federated import Split
 from fedmom.theory.estimate import Budget, estimate, from_row, spaced
 from fedmom.training.subproblem import Subproblem
+from tests import by_hand
 from tests.conftest import population
 
 SIZES = [9, 5, 14]
@@ -151,7 +151,16 @@ def flat(tree):
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
 
 
-@pytest.mark.parametrize(("data", "model"), [(pictures, "lenet5"), (texts, "char_lstm:hidden=12")])
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (lambda: population(SIZES), "mlp:hidden=5,layers=1"),
+        # Their layers' own second derivatives have tests beside the models.
+        pytest.param(pictures, "lenet5", marks=pytest.mark.slow),
+        pytest.param(texts, "char_lstm:hidden=12", marks=pytest.mark.slow),
+    ],
+    ids=["mlp", "lenet5", "char_lstm"],
+)
 def test_curvature_is_the_difference_of_gradients(data, model):
     data = data()
     net = fedmom.build_model(model, data.features)
@@ -178,13 +187,10 @@ def test_a_sample_of_everything_is_the_problem_itself():
     params = model.init(jax.random.key(0))
     sample = Subproblem(model, data, clients=99, samples=99)
 
-    def f(w):
-        x, y = reader(data.features)(data.arrays, jnp.arange(sum(SIZES)))
-        return model.loss(model.apply(w, x, None), y).mean()  # Σ p_k f_k, p_k = n_k/n
-
     loss, gradient = sample.gradient(params)
-    expected = jax.grad(f)(params)
-    assert float(loss) == pytest.approx(float(f(params)), rel=1e-5)
+    # The mean over all samples is Σ p_k f_k with p_k = n_k/n.
+    losses, _, expected = by_hand.logreg(params, *by_hand.read(data, np.arange(sum(SIZES))))
+    assert float(loss) == pytest.approx(losses.mean(), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, expected)
     parts = [sample.gradient(params, k)[1] for k in range(3)]
     total = jax.tree.map(

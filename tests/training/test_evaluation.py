@@ -1,5 +1,7 @@
 """Evaluation: sample-weighted means and client percentiles, whole or thinned."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
-from fedmom.data.batches import reader
 from fedmom.data.federated import Split
 from fedmom.data.thinning import thinned
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.scoring import DRAW, _Plan
 from fedmom.training.evaluation import identical_percentile, summarize
+from tests import by_hand
 from tests.conftest import population
 
 SIZES, TESTS = [4, 30, 1500], [2, 10, 0]
@@ -24,14 +26,14 @@ def runtime_of(data, model, algorithm=None):
     return fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1), algorithm)
 
 
-def by_hand(model, params, data, split):
+def scores_by_hand(params, data, split):
+    """Mean loss, share of hits and number of samples of every client that has any."""
     losses, hits, counts = [], [], []
     for start, size in zip(*data.split(split), strict=True):
         if size:
-            x, y = reader(data.features)(data.arrays, jnp.arange(start, start + size))
-            logits = model.apply(params, x, None)
-            losses.append(float(model.loss(logits, y).mean()))
-            hits.append(float((logits.argmax(axis=1) == y).mean()))
+            loss, hit, _ = by_hand.logreg(params, *by_hand.read(data, start + np.arange(size)))
+            losses.append(loss.mean())
+            hits.append(hit.mean())
             counts.append(int(size))
     return losses, hits, counts
 
@@ -39,9 +41,9 @@ def by_hand(model, params, data, split):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_means_weigh_samples_and_percentiles_weigh_clients(split):
     data = population(SIZES, test_sizes=TESTS)
-    model = fedmom.build_model("mlp:hidden=5,layers=1", data.features)
+    model = fedmom.build_model("logreg", data.features)
     params = model.init(jax.random.key(0))
-    losses, hits, counts = by_hand(model, params, data, split)
+    losses, hits, counts = scores_by_hand(params, data, split)
     metrics = fedmom.evaluate(runtime_of(data, model), params, split)
     assert metrics.loss == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
     assert metrics.accuracy == pytest.approx(np.average(hits, weights=counts), rel=1e-6)
@@ -59,9 +61,8 @@ def test_a_budget_thins_the_largest_clients_and_keeps_their_weight():
     assert (test.evaluated.sum(), test.samples.sum()) == (12, 12)
     left = 100 - 4 - 30  # of the budget, for the large client
     rows = data.train.start[2] + thinned(1500, left, client=2, seed=DRAW)
-    x, y = reader(data.features)(data.arrays, jnp.asarray(rows))
-    loss = float(model.loss(model.apply(params, x, None), y).mean())
-    losses, _, counts = by_hand(model, params, data, "train")
+    loss = by_hand.logreg(params, *by_hand.read(data, rows))[0].mean()
+    losses, _, counts = scores_by_hand(params, data, "train")
     expected = np.average([*losses[:2], loss], weights=counts)
     assert fedmom.evaluate(runtime, params, "train", 100).loss == pytest.approx(expected, rel=1e-5)
 
@@ -134,12 +135,13 @@ def test_clients_scores_add_up_to_the_whole():
     model = fedmom.build_model("logreg", data.features)
     params = model.init(jax.random.key(0))
     scores = runtime_of(data, model).evaluate(params, "test")
-    losses, hits, counts = by_hand(model, params, data, "test")
+    losses, hits, counts = scores_by_hand(params, data, "test")
     assert scores.samples.tolist() == scores.evaluated.tolist() == counts == [2, 10]
     np.testing.assert_allclose(scores.sums["loss"], np.multiply(losses, counts), rtol=1e-5)
     np.testing.assert_allclose(scores.sums["accuracy"], np.multiply(hits, counts), rtol=1e-6)
 
 
+@lru_cache  # one object: its programs are traced once
 def own_bias():
     """A client that keeps a bias of its own, which grows with its rounds, and sends nothing."""
 
@@ -173,11 +175,10 @@ def test_personal_models_are_evaluated_client_by_client(stages, budget):
             start, size = data.split(split).start[k], data.split(split).size[k]
             taken = scores.evaluated[place]
             assert scores.samples[place] == size
-            rows = jnp.asarray(start + thinned(int(size), int(taken), client=k, seed=DRAW))
-            bias = params[0]["b"] + seen[k] * jnp.array([1.0, -1.0, 0.5])
-            x, y = reader(data.features)(data.arrays, rows)
-            logits = model.apply([{**params[0], "b": bias}], x, None)
-            losses, hits = model.loss(logits, y), logits.argmax(axis=1) == y
+            rows = start + thinned(int(size), int(taken), client=k, seed=DRAW)
+            bias = params[0]["b"] + seen[k] * np.array([1.0, -1.0, 0.5])
+            own = [{**params[0], "b": bias}]
+            losses, hits, _ = by_hand.logreg(own, *by_hand.read(data, rows))
             np.testing.assert_allclose(scores.sums["loss"][place], losses.sum(), rtol=1e-5)
             assert scores.sums["accuracy"][place] == hits.sum()
 

@@ -1,5 +1,7 @@
 """The one loop: weighting, missing clients, gradient descent as a special case, divergence."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ from fedmom.runtimes.base import Failure
 from fedmom.runtimes.programs import compiled
 from fedmom.training.aggregate import AT_ONCE, compile_programs
 from fedmom.training.samplers import cohort
+from tests import by_hand
 from tests.conftest import population
 from tests.training.scripted import (
     LOSSES,
@@ -117,18 +120,27 @@ def test_the_order_of_replies_changes_nothing_but_float_noise(seed, weighting):
     np.testing.assert_allclose(plain.params, permuted.params, rtol=1e-5, atol=1e-6)
 
 
-def trained(data, work, rounds=5, m=None, weighting="population", rate=1.0, seed=0, **runtime):
+# Clients whose shuffled orders take the same room, which is a part of the compiled shape.
+FIVE = population([17, 25, 30, 20, 32])
+WORKS = {
+    "steps": LocalWork(lr=0.1, steps=7, batch_size=4),
+    "epochs": LocalWork(lr=0.1, epochs=1, batch_size=4, solver=optax.adam, prox=0.1),
+    "full": full_gradient(0.2),
+}
+
+
+def trained(data, work, rounds=5, m=None, weighting="population", lr=None, **runtime):
     model = fedmom.build_model("logreg", data.features)
-    algorithm = fedavg(weighting, rate)
-    runtime = fedmom.LocalRuntime(data, model, work, seed=seed, **runtime)
+    algorithm = fedavg(weighting)
+    work = work if lr is None else replace(work, lr=lr)
+    runtime = fedmom.LocalRuntime(data, model, work, **runtime)
     *_, (state, _record) = fedmom.train(
-        fedmom.start(model, algorithm, seed),
+        fedmom.start(model, algorithm),
         runtime,
         algorithm,
         pace=uniform(data.train.size, m or data.clients),
         samples=data.train.size,
         rounds=rounds,
-        seed=seed,
     )
     runtime.close()
     return model, state.params
@@ -140,15 +152,12 @@ def leaves(tree):
 
 def test_fedavg_with_everyone_full_data_and_one_step_is_gradient_descent():
     data, lr = population([3, 11, 40]), 0.3
-    model, w = trained(data, LocalWork(lr=lr, steps=1, batch_size=None))
-
-    def f(w):
-        x, y = reader(data.features)(data.arrays, jnp.arange(54))
-        return model.loss(model.apply(w, x, None), y).mean()
-
+    model, w = trained(data, WORKS["full"], lr=lr)
     expected = fedmom.start(model, fedavg(), 0).params
+    samples = by_hand.read(data, np.arange(54))
     for _ in range(5):
-        expected = jax.tree.map(lambda p, g: p - lr * g, expected, jax.grad(f)(expected))
+        _, _, gradient = by_hand.logreg(expected, *samples)
+        expected = jax.tree.map(lambda p, g: p - lr * g, expected, gradient)
     np.testing.assert_allclose(leaves(w), leaves(expected), rtol=1e-4, atol=1e-6)
 
 
@@ -157,47 +166,36 @@ def test_a_client_split_in_two_changes_nothing_for_full_gradients(weighting):
     whole = population([12, 30])
     parts = population([12, 10, 20])  # the same rows in the same order
     np.testing.assert_array_equal(whole.arrays["x"], parts.arrays["x"])
-    one, two = (trained(d, full_gradient(0.2), weighting=weighting)[1] for d in (whole, parts))
+    one, two = (trained(d, WORKS["full"], weighting=weighting)[1] for d in (whole, parts))
     np.testing.assert_allclose(leaves(one), leaves(two), rtol=1e-4, atol=1e-6)
 
 
-def test_workers_change_no_bit():
-    data = population([5, 9, 30, 2, 17])
-    work = LocalWork(lr=0.1, epochs=2, batch_size=4)
-    one, four = (trained(data, work, m=3, workers=w)[1] for w in (1, 4))
-    np.testing.assert_array_equal(leaves(one), leaves(four))
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        LocalWork(lr=0.1, steps=7, batch_size=4),
-        LocalWork(lr=0.1, epochs=2, batch_size=4),
-        LocalWork(lr=0.1, epochs=1, batch_size=4, solver=optax.adam, prox=0.1),
-        full_gradient(0.2),
-    ],
-    ids=["steps", "epochs", "adam", "full"],
-)
-def test_a_vectorized_cohort_equals_one_client_after_another(work, monkeypatch):
-    monkeypatch.setattr(local, "CLIENTS_AT_ONCE", 2)  # so that 5 clients take three calls
-    data = population([5, 9, 30, 2, 17])
-    one, many = (trained(data, work, rounds=3, vectorized=v)[1] for v in (False, True))
-    np.testing.assert_allclose(leaves(one), leaves(many), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "work",
-    [LocalWork(lr=0.1, steps=3), LocalWork(lr=0.1, epochs=2, batch_size=4), full_gradient(0.2)],
-    ids=["steps", "epochs", "full"],
-)
-def test_a_few_short_clients_in_one_call_equal_clients_on_threads(work, monkeypatch):
-    monkeypatch.setattr(local, "FEW_AT_ONCE", 2)  # so that 3 clients take two calls
-    data = population([5, 9, 30, 2, 17])
+@pytest.mark.parametrize("work", WORKS)
+def test_clients_on_threads_in_one_call_and_vectorized_agree(work, monkeypatch):
+    for constant in ("FEW_AT_ONCE", "CLIENTS_AT_ONCE"):
+        monkeypatch.setattr(local, constant, 2)  # so that 4 clients take two calls
     found = []
-    for short in (0, float("inf")):
+    for short, vectorized in ((0, False), (float("inf"), False), (0, True)):
         monkeypatch.setattr(local, "SHORT", short)
-        found.append(leaves(trained(data, work, m=3)[1]))
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+        found.append(trained(FIVE, WORKS[work], rounds=3, m=4, vectorized=vectorized)[1])
+    for other in found[1:]:
+        np.testing.assert_allclose(leaves(found[0]), leaves(other), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_parts_of_a_cohort_need_not_be_equal(vectorized, monkeypatch):
+    for constant in ("FEW_AT_ONCE", "CLIENTS_AT_ONCE"):
+        monkeypatch.setattr(local, constant, 2)  # so that the last of 5 clients is alone
+    parts = trained(FIVE, WORKS["steps"], rounds=2, vectorized=vectorized)[1]
+    monkeypatch.setattr(local, "SHORT", 0)
+    alone = trained(FIVE, WORKS["steps"], rounds=2)[1]
+    np.testing.assert_allclose(leaves(alone), leaves(parts), rtol=1e-4, atol=1e-6)
+
+
+def test_workers_change_no_bit(monkeypatch):
+    monkeypatch.setattr(local, "SHORT", 0)  # so that clients run on threads
+    one, four = (trained(FIVE, WORKS["epochs"], m=4, workers=w)[1] for w in (1, 4))
+    np.testing.assert_array_equal(leaves(one), leaves(four))
 
 
 def noted_ways(monkeypatch):
@@ -215,13 +213,12 @@ def noted_ways(monkeypatch):
 def test_how_a_round_is_computed_does_not_depend_on_a_clock(monkeypatch):
     """The same cohort goes the same way again: counted work decides, so that bits repeat."""
     ways = noted_ways(monkeypatch)
-    data, work = population([5, 9, 30, 2, 17]), LocalWork(lr=0.1, epochs=1, batch_size=4)
-    longest = fedmom.build_model("logreg", data.features).init(jax.random.key(0))
-    size = sum(leaf.size for leaf in jax.tree.leaves(longest))
-    monkeypatch.setattr(local, "SHORT", size * 16 + 1)  # a client of 17 samples is long
-    trained(data, work, rounds=6, m=1)
+    params = fedmom.build_model("logreg", FIVE.features).init(jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    monkeypatch.setattr(local, "SHORT", size * 24 + 1)  # a client of 25 samples is long
+    trained(FIVE, WORKS["epochs"], rounds=6, m=1)
     expected = [
-        ("one" if max(-(-data.train.size[c] // 4) * 4) > 16 else "few", c.tolist())
+        ("one" if max(-(-FIVE.train.size[c] // 4) * 4) > 24 else "few", c.tolist())
         for c in (cohort(0, t, 5, 1) for t in range(6))
     ]
     assert ways == expected
@@ -230,9 +227,8 @@ def test_how_a_round_is_computed_does_not_depend_on_a_clock(monkeypatch):
 
 def test_the_vectorized_way_hands_on_one_block_as_it_was_computed():
     """Earlier, every reply was cut out of the stack by a dispatch of its own."""
-    data = population([5, 9, 30, 2, 17])
-    model = fedmom.build_model("logreg", data.features)
-    runtime = fedmom.LocalRuntime(data, model, LocalWork(lr=0.1, steps=2), vectorized=True)
+    model = fedmom.build_model("logreg", FIVE.features)
+    runtime = fedmom.LocalRuntime(FIVE, model, WORKS["steps"], vectorized=True)
     answers, program = [], runtime._programs["many"]
 
     def noted(*args, **options):
@@ -240,18 +236,18 @@ def test_the_vectorized_way_hands_on_one_block_as_it_was_computed():
         return answers[-1]
 
     runtime._programs["many"] = noted
-    runtime.ask(0, np.array([0, 2, 3, 4]), model.init(jax.random.key(0)))
+    runtime.ask(0, np.array([2, 3]), model.init(jax.random.key(0)))
     (reply,) = runtime.replies()
     ((update, _states, metrics),) = answers
-    assert reply.clients.tolist() == [0, 2, 3, 4]
-    assert reply.samples.tolist() == [5, 30, 2, 17]
+    assert reply.clients.tolist() == [2, 3]
+    assert reply.samples.tolist() == [30, 20]
     for got, computed in zip(
         jax.tree.leaves((reply.update, dict(reply.metrics))),
         jax.tree.leaves((update, metrics)),
         strict=True,
     ):
         assert got is computed
-        assert len(got) == 4
+        assert len(got) == 2
 
 
 @pytest.mark.parametrize("size", [8, 17, 24])
@@ -284,9 +280,8 @@ def test_runs_that_differ_in_numbers_only_share_one_program():
 
 
 def test_divergence_is_a_sentence_that_names_the_client():
-    data = population([20, 20])
     with pytest.raises(fedmom.DivergedError, match=r"client \d sent back .* not finite"):
-        trained(data, LocalWork(lr=1e38, steps=20), rounds=20)
+        trained(FIVE, WORKS["steps"], lr=1e38, m=2, rounds=20)
 
 
 @pytest.mark.parametrize("rate", [1e37, 3e38])
@@ -321,8 +316,8 @@ class TestCompilation:
 
     def test_a_run_compiles_its_programs_once(self):
         data = population([5, 9, 30])
-        model = fedmom.build_model("mlp:hidden=7", data.features)
-        work = LocalWork(lr=0.1, steps=2)
+        model = fedmom.build_model("logreg", data.features)
+        work = LocalWork(lr=0.1, steps=2, prox=0.3)  # its own, so that its program is this test's
         runtime = fedmom.LocalRuntime(data, model, work)
         algorithm = fedmom.Algorithm(fedmom.fedmom(1.0))
         for seed in (0, 1):
@@ -433,19 +428,18 @@ class TestInterrupted:
     """A loop that was left in the middle of a round, and another one over the same runtime."""
 
     def test_the_round_is_played_anew(self):
-        data = population([5, 9, 30, 2, 17])
-        model = fedmom.build_model("logreg", data.features)
-        algorithm = fedavg()
+        model = fedmom.build_model("logreg", FIVE.features)
+        algorithm, work = fedavg(), WORKS["steps"]
         options = {
-            "pace": uniform(data.train.size, 3),
-            "samples": data.train.size,
+            "pace": uniform(FIVE.train.size, 2),
+            "samples": FIVE.train.size,
             "rounds": 3,
         }
-        whole = fedmom.LocalRuntime(data, model, WORK)
+        whole = fedmom.LocalRuntime(FIVE, model, work)
         *_, (expected, _) = fedmom.train(
             fedmom.start(model, algorithm), whole, algorithm, **options
         )
-        runtime = fedmom.LocalRuntime(data, model, WORK)
+        runtime = fedmom.LocalRuntime(FIVE, model, work)
         state, _ = next(fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options))
         runtime.ask(state.round, np.array([0, 1, 2]), state.params)  # and then, Ctrl-C
         *_, (again, _) = fedmom.train(state, runtime, algorithm, **options)

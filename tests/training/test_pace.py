@@ -34,6 +34,11 @@ def drawing(samples):
     return fedmom.uniform(np.asarray(samples))
 
 
+# Clients that are really trained, in threes: every number in a call compiles anew.
+SIX = population([5, 9, 30, 2, 17, 8])
+WORK = fedmom.LocalWork(lr=0.1, steps=2)
+
+
 class TestSynchronous:
     """A cohort is asked, and all of it is waited for."""
 
@@ -131,24 +136,22 @@ class TestOverSelected:
 
     def test_how_the_local_runtime_computes_changes_nothing(self, monkeypatch):
         """One by one, a few in one call or vectorized: the first M of those asked count."""
-        data = population([5, 9, 30, 2, 17, 8])
-        model = fedmom.build_model("logreg", data.features)
+        model = fedmom.build_model("logreg", SIX.features)
         found = []
         for short, vectorized in ((0, False), (math.inf, False), (0, True)):
             monkeypatch.setattr(local, "SHORT", short)
-            work = fedmom.LocalWork(lr=0.1, steps=2)
-            runtime = fedmom.LocalRuntime(data, model, work, vectorized=vectorized)
+            runtime = fedmom.LocalRuntime(SIX, model, WORK, vectorized=vectorized)
             algorithm = fedavg()
             *_, (state, record) = fedmom.train(
                 fedmom.start(model, algorithm),
                 runtime,
                 algorithm,
-                pace=fedmom.over_selected(drawing(data.train.size), 3, extra=0.5),
-                samples=data.train.size,
+                pace=fedmom.over_selected(drawing(SIX.train.size), 3, extra=1.0),
+                samples=SIX.train.size,
                 rounds=3,
             )
             found.append(np.concatenate([np.ravel(w) for w in jax.tree.leaves(state.params)]))
-            assert (len(record.cohort), record.replies) == (5, 3)
+            assert (len(record.cohort), record.replies) == (6, 3)
         np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(found[0], found[2], rtol=1e-4, atol=1e-6)
 
@@ -232,20 +235,18 @@ class TestBuffered:
 
     @pytest.mark.parametrize("weighting", ["population", "cohort", "uniform"])
     def test_with_m_at_work_it_is_synchronous_to_the_bit(self, weighting):
-        data = population([5, 9, 30, 2, 17, 8])
-        model = fedmom.build_model("logreg", data.features)
-        work = fedmom.LocalWork(lr=0.1, steps=2)
-        draw = drawing(data.train.size)
+        model = fedmom.build_model("logreg", SIX.features)
+        draw = drawing(SIX.train.size)
         found = []
         for pace in (fedmom.synchronous(draw, 3), fedmom.buffered(draw, 3, in_flight=3)):
             algorithm = fedmom.Algorithm(fedmom.fedmom(1.5), rule=fedmom.mean(weighting))
-            runtime = fedmom.LocalRuntime(data, model, work, algorithm)
+            runtime = fedmom.LocalRuntime(SIX, model, WORK, algorithm)
             run = fedmom.train(
                 fedmom.start(model, algorithm),
                 runtime,
                 algorithm,
                 pace=pace,
-                samples=data.train.size,
+                samples=SIX.train.size,
                 rounds=5,
             )
             found.append([(jax.tree.leaves(s), r.cohort, r.train_loss) for s, r in run])
@@ -361,12 +362,10 @@ class TestBuffered:
             one_round(Scripted(answers), pace=pace)
 
     def test_the_local_runtime_goes_on_after_a_snapshot_as_if_nothing_had_happened(self):
-        data = population([5, 9, 30, 2, 17, 8, 3, 11])
-        model = fedmom.build_model("logreg", data.features)
-        work, algorithm = fedmom.LocalWork(lr=0.1, steps=2), fedavg()
-        pace = fedmom.buffered(drawing(data.train.size), 2, in_flight=5)
-        options = {"pace": pace, "samples": data.train.size, "rounds": 6}
-        runtime = fedmom.LocalRuntime(data, model, work)
+        model, algorithm = fedmom.build_model("logreg", SIX.features), fedavg()
+        pace = fedmom.buffered(drawing(SIX.train.size), 3, in_flight=6)
+        options = {"pace": pace, "samples": SIX.train.size, "rounds": 6}
+        runtime = fedmom.LocalRuntime(SIX, model, WORK)
         whole, snapshots = [], []
         for state, record in fedmom.train(
             fedmom.start(model, algorithm), runtime, algorithm, **options
@@ -374,7 +373,8 @@ class TestBuffered:
             whole.append((state, record.cohort))
             snapshots.append(runtime.snapshot())
         for t in (0, 2, 4):
-            again = fedmom.LocalRuntime(data, model, work)
+            again = fedmom.LocalRuntime(SIX, model, WORK)
+            assert len(snapshots[t].tensors["asked/0/clients"]) == 3  # under way
             state = whole[t][0]
             again.restore(snapshots[t], state.params)
             rest = list(fedmom.train(state, again, algorithm, **options))
@@ -402,17 +402,16 @@ def test_an_impossible_cohort_is_refused(name, size):
 
 def test_short_clients_that_run_in_one_call_fill_one_buffer_each():
     """The number of replies is M, however the runtime groups its clients."""
-    data = population([5] * 12)
-    model = fedmom.build_model("logreg", data.features)
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.1, steps=2))
-    pace = fedmom.buffered(drawing(data.train.size), 2, in_flight=6)
+    model = fedmom.build_model("logreg", SIX.features)
+    runtime = fedmom.LocalRuntime(SIX, model, WORK)
+    pace = fedmom.buffered(drawing(SIX.train.size), 3, in_flight=6)
     algorithm = fedavg("uniform")
     found = fedmom.train(
         fedmom.start(model, algorithm),
         runtime,
         algorithm,
         pace=pace,
-        samples=data.train.size,
+        samples=SIX.train.size,
         rounds=5,
     )
-    assert [record.replies for _, record in found] == [2] * 5
+    assert [record.replies for _, record in found] == [3] * 5

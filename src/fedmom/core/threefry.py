@@ -34,14 +34,14 @@ def stream_key(seed: int, stream: int) -> jax.Array:
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Return ``jax.random.fold_in(key, number)``."""
     number = jnp.asarray(number).astype(jnp.uint32)
-    hashed = _hash(jax.random.key_data(key), jnp.uint32(0), number)
+    hashed = _traced(jax.random.key_data(key), jnp.uint32(0), number)
     return jax.random.wrap_key_data(jnp.stack(hashed), impl=IMPLEMENTATION)
 
 
 def bits(key: jax.Array, count: int) -> jax.Array:
     """Return ``jax.random.bits(key, (count,))``."""
     block = jnp.zeros(count, jnp.uint32), jnp.arange(count, dtype=jnp.uint32)
-    low, high = _hash(jax.random.key_data(key), *block)
+    low, high = _traced(jax.random.key_data(key), *block)
     return low ^ high
 
 
@@ -95,3 +95,8 @@ def _hash(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
         x = x + schedule[(group + 1) % 3]
         y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
     return x, y
+
+
+# Traced once for all programs that use it, and not written out anew at every place; the compiler
+# puts it in line all the same.
+_traced = jax.jit(_hash)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats has the same, and loads for a second
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ def summarize(seen: Measured, seed: int) -> tuple[Estimate, Estimate, Estimate, 
     # Clients of unequal weight count as fewer equal ones would; and a bootstrap sample of n
     # clients spreads by n - 1 of n.
     alike = 1 / float(np.sum(seen.weights**2))
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, max(1.0, alike - 1)))
+    quantile = float(stdtrit(max(1.0, alike - 1), (1 + LEVEL) / 2))
     reach = quantile * np.sqrt(size / max(1, size - 1))
     variance, dissimilarity, similarity, gap = zip(values, spread, strict=True)
     clients_squares = np.diagonal(seen.products, axis1=1, axis2=2) @ seen.weights

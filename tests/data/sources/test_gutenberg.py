@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder
-from fedmom.data.batches import reader
 from fedmom.data.sources.gutenberg import gutenberg_roles, is_gutenberg, load_gutenberg, role_sizes
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, split_sizes
+from tests import by_hand
 from tests.conftest import SHARED
 
 WORKS = SHARED / "shakespeare_gutenberg100_2018.txt.gz"
@@ -51,8 +51,8 @@ def written(folder, text, name="works.txt"):
 
 def spelled(data, position):
     """A sample as characters: its window, and the one after it."""
-    x, y = reader(data.features)(data.arrays, np.array([position]))
-    return "".join(SYMBOLS[i] for i in np.asarray(x)[0]) + SYMBOLS[int(y[0])]
+    x, y = by_hand.read(data, np.array([position]))
+    return "".join(SYMBOLS[i] for i in x[0]) + SYMBOLS[y[0]]
 
 
 # --- the real text -------------------------------------------------------------------------

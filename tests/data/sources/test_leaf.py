@@ -20,6 +20,7 @@ from fedmom.data.federated import Features
 from fedmom.data.sources.leaf import is_leaf, lay, load_leaf, pack_leaf
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
 from fedmom.data.store import open_store
+from tests import by_hand
 from tests.conftest import SHARED
 
 REAL = SHARED / "leaf_json"
@@ -66,22 +67,12 @@ def plain(folder: Path, part: str) -> Clients:
     return found
 
 
-def read_by_hand(data: Any, positions: Any) -> tuple[Any, Any]:
-    """Read samples as ``reader`` does, in NumPy, which compiles nothing."""
-    rows = data.arrays["at"][positions] if "at" in data.arrays else positions
-    if data.features.kind == "text":
-        found = data.arrays["text"][rows[:, None] + np.arange(WINDOW + 1)]
-        return found[:, :-1], found[:, -1]
-    x = data.arrays["x"][rows]
-    return x / np.float32(255) if x.dtype == np.uint8 else x, data.arrays["y"][rows]
-
-
 def loaded(data: Any, part: str) -> Clients:
     """Return every sample of a part, with text decoded."""
     found: Clients = {}
     split = data.split(part)
     for user, start, size in zip(data.users, split.start, split.size, strict=True):
-        x, y = read_by_hand(data, np.arange(start, start + size))
+        x, y = by_hand.read(data, np.arange(start, start + size))
         if data.features.kind == "text":
             texts = ["".join(SYMBOLS[s] for s in row) for row in x.tolist()]
             found[user] = texts, [SYMBOLS[s] for s in y.tolist()]
@@ -91,10 +82,10 @@ def loaded(data: Any, part: str) -> Clients:
 
 
 def assert_read_as_by_hand(data: Any) -> None:
-    """A model gets what ``read_by_hand`` gives, at all positions."""
+    """A model gets what ``by_hand.read`` gives, at all positions."""
     positions = np.arange(len(data.arrays["at" if "at" in data.arrays else "y"]))
     batch = reader(data.features)(data.arrays, jnp.asarray(positions))
-    for got, expected in zip(batch, read_by_hand(data, positions), strict=True):
+    for got, expected in zip(batch, by_hand.read(data, positions), strict=True):
         # XLA divides by 255 as a product with 1/255, which may be off by one last bit.
         np.testing.assert_allclose(got, expected, rtol=2.0**-23, atol=0)
 
@@ -445,9 +436,7 @@ def test_a_split_by_users_tests_on_other_users(tmp_path):
     assert list(data.test_users) == ["eve", "zoe"]
     expected = [len(y) for _, y in (image(5, 1), image(2, 3))]
     assert data.test.size.tolist() == expected
-    _, labels = reader(data.features)(
-        data.arrays, jnp.arange(data.test.start[1], data.test.start[1] + expected[1])
-    )
+    _, labels = by_hand.read(data, data.test.start[1] + np.arange(expected[1]))
     assert labels.tolist() == list(image(2, 3)[1])
 
 
