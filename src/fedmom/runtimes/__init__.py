@@ -2,4 +2,7 @@
 
 from fedmom.core.registry import Registry
 
-RUNTIMES = Registry("runtime", {"local": "fedmom.runtimes.local:local"})
+RUNTIMES = Registry(
+    "runtime",
+    {"local": "fedmom.runtimes.local:local", "ray": "fedmom.runtimes.cluster.runtime:ray"},
+)
