@@ -10,19 +10,28 @@ import pytest
 
 import fedmom
 from fedmom.runtimes.base import Block, Workload
+from fedmom.runtimes.cluster.runtime import ray
 from fedmom.runtimes.local import local
 from fedmom.training.admission import Form, malformed, unusable
 from tests.conftest import population
+from tests.runtimes.ray_end import ray_ended
 from tests.runtimes.scripted import Scripted
 
 RUNTIMES = {
     "local": local,
     "local, vectorized": lambda workload: local(workload, vectorized=True),
+    "ray": lambda workload: ray(workload, actors=2),
     "scripted": Scripted,
     "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
 }
 SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
 WORKS = {"short": SHORT, "shuffled": LONG}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_ray():
+    with ray_ended():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +176,12 @@ def test_replies_that_are_not_waited_for_come_later_unless_cancelled(make, model
     assert list(runtime.replies()) == []
 
 
-def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, model):
-    broken = [True]
+def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, model, tmp_path):
+    broken = tmp_path / "broken"  # a file, which other processes see as well
+    broken.touch()
 
     def run(broadcast, state, problem, key):
-        if broken[0]:
+        if broken.exists():
             raise ZeroDivisionError("in the client")
         w, loss = problem.train(broadcast, key)
         return jax.tree.map(jnp.subtract, broadcast, w), state, {"loss": loss}
@@ -182,7 +192,7 @@ def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, m
     with pytest.raises(ZeroDivisionError, match="in the client"):
         list(runtime.replies())
     runtime.cancel()
-    broken[0] = False
+    broken.unlink()
     close(asked(runtime, 0, [0, 1], params), asked(make(), 0, [0, 1], params))
 
 

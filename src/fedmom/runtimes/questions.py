@@ -3,7 +3,7 @@
 All runtimes write them alike, so that a checkpoint of one goes on with another.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass
+@dataclass(eq=False)
 class Question:
     """Clients that were asked with one broadcast and have not answered."""
 
     round: int
     clients: deque[int]
     broadcast: Any
+
+    def answered(self, clients: Iterable[int]) -> None:
+        """Note who has answered; whoever was asked twice is still asked once."""
+        done = Counter(clients)
+        left: deque[int] = deque()
+        for client in self.clients:
+            if done[client]:
+                done[client] -= 1
+            else:
+                left.append(client)
+        self.clients = left
 
     def copy(self) -> "Question":
         """Return the question as it is now, whoever answers later."""

@@ -196,7 +196,7 @@ class RayRuntime:
         members = self._crew.ready()
         costs = np.array([self._cost(question.round, client) for client in clients])
         places = {member: place for place, member in enumerate(members)}
-        homes = [places.get(self._homes.get(c)) for c in clients] if self._homes else []
+        homes = [places.get(self._homes[c]) if c in self._homes else None for c in clients]
         speeds = Speed.compared([member.speed for member in members])
         for member, share in zip(members, deal(costs, speeds, homes), strict=True):
             size = len(share) if self._sums else ROWS
@@ -245,9 +245,9 @@ class RayRuntime:
         sent, answer, states = arrived
         question = sent.question
         names = [answer.client] if isinstance(answer, Failure) else answer.clients.tolist()
-        if len(names) == len(question.clients):
+        question.answered(names)
+        if not question.clients:
             self._asked.remove(question)
-        question.clients = deque(c for c in question.clients if c not in set(names))
         if states:
             self._states.take(_of_clients(states, names), question.broadcast)
             self._homes |= dict.fromkeys(names, sent.member)
@@ -309,8 +309,5 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     return Scores(
         np.concatenate([part.samples for part in parts]),
         np.concatenate([part.evaluated for part in parts]),
-        {
-            name: np.concatenate([part.sums[name] for part in parts])
-            for name in parts[0].sums
-        },
+        {name: np.concatenate([part.sums[name] for part in parts]) for name in parts[0].sums},
     )
