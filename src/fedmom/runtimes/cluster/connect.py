@@ -51,7 +51,10 @@ def _init(ray: Any, address: str) -> None:
     alone = {"include_dashboard": False} if address == "local" else {}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves files to be collected
+            # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
+            # warns as of any fork; between the two, nothing of JAX runs.
+            warnings.simplefilter("ignore", ResourceWarning)
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             ray.init(address=address, **quiet, **alone)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = str(error).strip().partition("\n")[0].removesuffix(".")

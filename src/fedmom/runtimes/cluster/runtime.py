@@ -135,6 +135,11 @@ class RayRuntime:
         self._arrived.clear()
         self._asked.clear()
 
+    def actors(self) -> list[tuple[str, int]]:
+        """Return the node and the process of every actor that can work now."""
+        members = self._crew.ready()
+        return self._ray.get([member.actor.handle.process.remote() for member in members])
+
     @property
     def splits(self) -> Sequence[str]:
         """The splits that have samples."""
