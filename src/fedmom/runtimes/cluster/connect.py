@@ -47,21 +47,31 @@ def connect(address: str | None = None) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    alone = {"include_dashboard": False} if address == "local" else {}
     try:
-        with warnings.catch_warnings():
-            # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
-            # warns as of any fork; between the two, nothing of JAX runs.
-            warnings.simplefilter("ignore", ResourceWarning)
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            ray.init(address=address, **quiet, **alone)
+        _init_quietly(ray, address)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        why = str(error).strip().partition("\n")[0].removesuffix(".")
         raise FedMomError(
-            f"There is no Ray cluster to join at {address} ({why}). Start one with `ray start"
-            " --head`, or leave the address out to use this machine alone."
+            f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
+            " start --head`, or leave the address out to use this machine alone."
         ) from None
+    except Exception as error:  # it has no type of its own for a start that takes too long
+        raise FedMomError(
+            f"Ray did not start ({_line(error)}). The machine may be too busy: try again."
+        ) from None
+
+
+def _init_quietly(ray: Any, address: str) -> None:
+    alone = {"include_dashboard": False} if address == "local" else {}
+    with warnings.catch_warnings():
+        # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
+        # warns as of any fork; between the two, nothing of JAX runs.
+        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].removesuffix(".")
 
 
 def cores(address: str | None = None) -> int:
