@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import cache_folder
 from fedmom.data import checksums, leaf_sampling, load, statistics
 from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.cache import cached
@@ -390,3 +391,18 @@ def test_labels_outside_the_classes_are_faults(tmp_path):
     with packer(tmp_path / "s", features=Features("image", (4, 4), 2)) as pack:
         pack.add("a", {"x": np.ones((3, 4, 4)), "y": np.arange(3)}, train=(0, 2), test=(2, 1))
     assert "a label 2 is outside 0..1" in " ".join(statistics.faults(open_store(tmp_path / "s")))
+
+
+def test_processes_that_open_a_store_together_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """Both write down that its checksums are right; here the other one is always just ahead."""
+    save_store(population([3, 2]), tmp_path / "store", {})
+    for mark in cache_folder().glob("verified/*"):
+        mark.unlink()
+    write = checksums.write_atomic
+
+    def late(path, content):
+        write(path, content)  # the other process
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(checksums, "write_atomic", late)
+    assert open_store(tmp_path / "store").clients == 2

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.progress import waiting
 
 _LOCK = threading.Lock()  # runs of a sweep begin together
 
@@ -67,7 +68,8 @@ def _init_quietly(ray: Any, address: str) -> None:
         # warns as of any fork; between the two, nothing of JAX runs.
         warnings.simplefilter("ignore", ResourceWarning)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+        with waiting("Starting Ray" if alone else f"Joining the Ray cluster at {address}"):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
 
 
 def _line(error: Exception) -> str:

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.progress import waiting
 from fedmom.data.federated import FederatedData
 from fedmom.runtimes.cluster.balance import Speed
 from fedmom.runtimes.cluster.errors import losses, unwrapped
@@ -66,13 +67,19 @@ class Crew:
         if time.monotonic() - self._looked >= LOOK_EVERY:
             self._look()
         self._settle(0.0)
+        if not self._is_settled or not self._now():
+            with waiting("Waiting for actors"):
+                self._wait()
+        self._is_settled = True
+        return self._now()
+
+    def _wait(self) -> None:
+        """Wait for all actors; after a while, for one."""
         began = time.monotonic()
-        while not self._is_settled or not self._now():
+        while not self._members or not all(member.is_ready for member in self._members):
             waited = time.monotonic() - began
-            if all(m.is_ready for m in self._members) and self._members:
-                break
             if waited > ALL_WITHIN and self._now():
-                break
+                return
             if waited > ONE_WITHIN:
                 raise FedMomError(
                     f"No actor could start within {ONE_WITHIN:.0f} s. The Ray cluster may be busy"
@@ -80,8 +87,6 @@ class Crew:
                 )
             self._settle(0.5)
             self._look()
-        self._is_settled = True
-        return self._now()
 
     def lose(self, member: Member) -> None:
         """Go on without an actor that has died, and start another one."""
