@@ -64,7 +64,7 @@ def simulated(
     actors = min(cluster.total, clients)
     shares = np.full(actors, clients // actors) + (np.arange(actors) < clients % actors)
     model = constants.megabytes / cluster.network
-    sent = np.arange(actors) * constants.actor / 2 + cluster.machines * model
+    sent = np.arange(1, actors + 1) * constants.actor / 2 + cluster.machines * model
     noise = rng.lognormal(0.0, constants.spread, actors)
     slow = np.where(np.arange(actors) < cluster.actors, cluster.slow, 1.0)
     arrivals = np.sort(sent + shares * steps * constants.client_step * noise * slow)

@@ -42,7 +42,10 @@ def test_the_commands_of_the_page_run(tmp_path):
             until(started[-1], "Ray runtime started")
         words = shlex.split(run.replace("auto", f"127.0.0.1:{port}"))
         done = subprocess.run(
-            [SCRIPTS / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True
+            [SCRIPTS / Path(words[0]).name, *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         assert "Run folder: runs/cluster" in done.stdout
