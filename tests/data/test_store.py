@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import cache_folder
 from fedmom.data import checksums, leaf_sampling, load, statistics
 from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.cache import cached
@@ -448,3 +449,18 @@ def test_data_of_before_there_were_tasks_has_the_checksums_it_had(tmp_path):
     old = {n: [a["dtype"], a["shape"], a["sha256"]] for n, a in manifest["arrays"].items()}
     text = json.dumps([["image", [4, 4], 10, 1], old], sort_keys=True)
     assert open_store(folder).checksum == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_processes_that_open_a_store_together_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """Both write down that its checksums are right; here the other one is always just ahead."""
+    save_store(population([3, 2]), tmp_path / "store", {})
+    for mark in cache_folder().glob("verified/*"):
+        mark.unlink()
+    write = checksums.write_atomic
+
+    def late(path, content):
+        write(path, content)  # the other process
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(checksums, "write_atomic", late)
+    assert open_store(tmp_path / "store").clients == 2

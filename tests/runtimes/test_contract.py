@@ -11,20 +11,29 @@ import pytest
 
 import fedmom
 from fedmom.runtimes.base import Block, Workload
+from fedmom.runtimes.cluster.runtime import ray
 from fedmom.runtimes.local import local
 from fedmom.training.admission import Form, malformed, unusable
 from tests import by_hand
 from tests.conftest import population
+from tests.runtimes.ray_end import ray_ended
 from tests.runtimes.scripted import Scripted
 
 RUNTIMES = {
     "local": local,
     "local, vectorized": lambda workload: local(workload, vectorized=True),
+    "ray": lambda workload: ray(workload, actors=2),
     "scripted": Scripted,
     "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
 }
 SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
 WORKS = {"short": SHORT, "shuffled": LONG}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_ray():
+    with ray_ended():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +180,12 @@ def test_replies_that_are_not_waited_for_come_later_unless_cancelled(make, model
     assert list(runtime.replies()) == []
 
 
-def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, model):
-    broken = [True]
+def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, model, tmp_path):
+    broken = tmp_path / "broken"  # a file, which other processes see as well
+    broken.touch()
 
     def run(broadcast, state, _problem, _key):
-        if broken[0]:
+        if broken.exists():
             raise ZeroDivisionError("in the client")
         return jax.tree.map(lambda w: 2 * w, broadcast), state, {"loss": jnp.zeros(())}
 
@@ -185,7 +195,7 @@ def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, m
     with pytest.raises(ZeroDivisionError, match="in the client"):
         list(runtime.replies())
     runtime.cancel()
-    broken[0] = False
+    broken.unlink()
     twice = jax.tree.map(lambda w: 2 * np.asarray(w), params)
     close(asked(runtime, 0, [0, 1], params), {0: twice, 1: twice})
 

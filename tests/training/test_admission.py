@@ -322,6 +322,22 @@ class TestBlocks:
             3: "it was summed with client 2",
         }
 
+    def test_of_a_sum_that_is_not_finite_nobody_is_accused(self):
+        """All of its clients may be finite: a sum may overflow."""
+        rows = np.array([UPDATES[0], [np.inf, 0, 0]], np.float32)
+        grouped = block(
+            np.arange(5), jnp.asarray(rows), losses=LOSSES[:2], members=np.array([2, 3])
+        )
+        whose = "the sum of the updates of client 2 and 2 more is not finite"
+        for rule in ("population", "cohort", "uniform"):
+            with pytest.raises(fedmom.DivergedError, match=whose):
+                one_round(Scripted(lambda *_: [grouped]), method(rule))
+            _, record = one_round(Scripted(lambda *_: [grouped]), method(rule), bad_replies="skip")
+            assert record.replies == 2
+            assert record.rejected == tuple(
+                (k, "a sum that it is in is not finite") for k in (2, 3, 4)
+            )
+
     def test_all_rows_may_be_bad(self):
         for rule in RULES:
             runtime = Scripted(lambda *_: [block(np.arange(5), samples=SIZES + 1)])

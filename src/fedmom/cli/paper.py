@@ -38,6 +38,12 @@ STYLES = {
     "--shakespeare", metavar="DATA", help="Shakespeare, as for run --data [default: shakespeare]."
 )
 @click.option("--no-train", is_flag=True, help="Draw what has ended so far, and train nothing.")
+@click.option(
+    "--runtime",
+    default="local",
+    show_default=True,
+    help="Where runs are trained, such as ray:address=auto; the results are the same.",
+)
 def paper(
     what: tuple[str, ...],
     scale: str,
@@ -45,6 +51,7 @@ def paper(
     femnist: str | None,
     shakespeare: str | None,
     no_train: bool,
+    runtime: str,
 ) -> None:
     """Make the paper's tables and figures, or those of WHAT, and judge its claims.
 
@@ -68,7 +75,7 @@ def paper(
         if datasets.path_of(task.data) is None:
             note(f"{task.data} stands in for {task.name}.")
     try:
-        made = make(folder, chosen, parts, OUT, train=not no_train)
+        made = make(folder, chosen, parts, OUT, train=not no_train, runtime=runtime)
     except KeyboardInterrupt:
         stopped("Stopped; nothing is lost. Go on with the same command.")
         raise

@@ -142,7 +142,12 @@ def sweep(file: Path | None, grid: tuple[str, ...], out: Path | None, **options:
     is_flag=True,
     help="Go on although data or settings are no longer those that it was started with.",
 )
-def resume(folder: Path, accept_changes: bool) -> None:
+@click.option(
+    "--runtime",
+    metavar="TEXT",
+    help="Go on with clients elsewhere, such as ray, this time [default: as in config.toml].",
+)
+def resume(folder: Path, accept_changes: bool, runtime: str | None) -> None:
     """Go on with a run, comparison or sweep that was stopped, as if it never had been."""
     from fedmom.experiments import compare as comparisons
     from fedmom.experiments import sweep as sweeps
@@ -150,7 +155,7 @@ def resume(folder: Path, accept_changes: bool) -> None:
     from fedmom.experiments.folder import RunFolder
 
     comparisons.finish_creation(folder)
-    how = {"accept_changes": accept_changes}
+    how = {"accept_changes": accept_changes, "runtime": runtime}
     with _telling_how_to_go_on(folder):
         if (folder / sweeps.LIST).exists():
             _finish_sweep(folder, comparisons.reopen(folder, sweeps.LIST), **how)

@@ -1,5 +1,6 @@
 """Progress bars, all of one kind: what it is, a bar, how far, how long still."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -33,6 +34,14 @@ def bars(console: Console | None = None, *columns: ProgressColumn) -> Progress:
         disable=not console.is_terminal,
         transient=True,
     )
+
+
+@contextlib.contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Say what is waited for, while its length is not known; on a terminal only."""
+    console = Console(stderr=True)
+    with console.status(label) if console.is_terminal else contextlib.nullcontext():
+        yield
 
 
 def track(

@@ -27,7 +27,11 @@ def remember(folder: Path) -> None:
     """Write down that a store's checksums are right."""
     mark = _mark(folder)
     mark.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(mark, str(folder).encode())
+    try:
+        write_atomic(mark, str(folder).encode())
+    except FileNotFoundError:  # another process was at it, and has taken the new file away
+        if not mark.exists():
+            raise
 
 
 def _mark(folder: Path) -> Path:

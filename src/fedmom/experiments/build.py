@@ -10,6 +10,7 @@ from fedmom.algorithms import build as algorithms
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.client import LocalWork, full_gradient
+from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.registry import options
 from fedmom.core.types import Schedule
@@ -45,17 +46,27 @@ class Experiment:
         """Return the state before the first round."""
         return loop.start(self.model, self.algorithm, self.config.seed)
 
-    def runtime(self, work: LocalWork | None = None, **defaults: Any) -> Runtime:
+    @property
+    def takes_sums(self) -> bool:
+        """Whether updates may come added up: no reply is looked at, or waited for, by itself."""
+        waits_for_all = self.pace.keeps_late or not self.pace.enough(MOST)
+        is_patient = self.pace.timeout is None
+        return waits_for_all and is_patient and self.config.diagnostics_every is None
+
+    def runtime(
+        self, work: LocalWork | None = None, spec: str | None = None, **defaults: Any
+    ) -> Runtime:
         """Return where the clients live.
 
         Args:
             work: Other local work than the run's own.
+            spec: Another runtime than that of the settings.
             **defaults: Options of the runtime, where the settings do not give them.
         """
         workload = Workload(
             self.data, self.model, work or self.work, self.algorithm, self.config.seed
         )
-        runtime: Runtime = RUNTIMES.build(self.config.runtime, workload, **defaults)
+        runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
         return runtime
 
     def train(

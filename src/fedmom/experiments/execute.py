@@ -82,6 +82,7 @@ def execute(
     callbacks: Sequence[Callback] = (),
     accept_changes: bool = False,
     say: Say = warn,
+    runtime: str | None = None,
     **runtime_options: Any,
 ) -> Result:
     """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept.
@@ -94,19 +95,20 @@ def execute(
             ends the run there, as if Ctrl-C had been pressed: it can be resumed.
         accept_changes: Go on where data or settings are not those that the run was started with.
         say: Told what the user should know, such as that a checkpoint is damaged.
+        runtime: Another runtime than that of the settings, this time.
         **runtime_options: Options of the runtime, where the settings do not give them.
 
     Returns:
         The result. A run that diverged or was ended is a result, too: its ``stop`` and ``why``
         say so.
     """
-    runtime = experiment.runtime(**runtime_options)
+    clients = experiment.runtime(spec=runtime, **{"sums": experiment.takes_sums} | runtime_options)
     try:
         with folder.locked():
-            execution = _Execution(folder, experiment, watchers, runtime, callbacks)
+            execution = _Execution(folder, experiment, watchers, clients, callbacks)
             return execution.run(execution.begin(say, accept_changes=accept_changes))
     finally:
-        runtime.close()
+        clients.close()
 
 
 class _Execution:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result
 from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.runtimes import cores
 from fedmom.training.loop import Record
 
 LIST = "sweep.json"
@@ -67,14 +67,15 @@ def side_by_side(
     """Run, or go on with, the run in every folder, as many at a time as there are cores.
 
     Each run has one thread, so that the cores are filled by independent runs, and all share
-    one copy of the data and its compiled programs.
+    one copy of the data and its compiled programs. On a Ray cluster each run has one actor, and
+    the cores are those of the cluster.
 
     Args:
         experiments: What to run, by its folder.
         advanced: Told of rounds that are done, on the threads of the runs.
         ended: Told of every run that ends, with its result or error.
         watchers: Who else looks on at a run, such as TensorBoard.
-        **how: More arguments of ``execute``, such as ``accept_changes``.
+        **how: More arguments of ``execute``, such as ``accept_changes`` and ``runtime``.
 
     Returns:
         The results; a run that could not be run has its error instead.
@@ -84,7 +85,7 @@ def side_by_side(
     warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
     stop = threading.Event()
     outcomes: dict[Path, Outcome] = {}
-    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="run") as pool:
+    with ThreadPoolExecutor(_at_once(experiments, how), thread_name_prefix="run") as pool:
         futures = {
             pool.submit(_run, path, experiment, _Tick(path, advanced, stop), watchers, how): path
             for path, experiment in experiments.items()
@@ -137,7 +138,13 @@ def _run(
 ) -> Result:
     with contextlib.ExitStack() as stack:
         more = [stack.enter_context(watcher) for watcher in watchers(path, experiment)]
-        return execute(RunFolder.open(path), experiment, [*more, tick], workers=1, **how)
+        return execute(RunFolder.open(path), experiment, [*more, tick], workers=1, actors=1, **how)
+
+
+def _at_once(experiments: Mapping[Path, Experiment], how: Mapping[str, Any]) -> int:
+    """Return how many runs the cores have room for."""
+    used = {how.get("runtime") or e.config.runtime for e in experiments.values()}
+    return max((cores(spec) for spec in used), default=1)
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

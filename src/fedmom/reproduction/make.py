@@ -23,7 +23,13 @@ class Made:
 
 
 def make(
-    folder: Path, scale: Scale, parts: Sequence[str], console: Console, *, train: bool = True
+    folder: Path,
+    scale: Scale,
+    parts: Sequence[str],
+    console: Console,
+    *,
+    train: bool = True,
+    runtime: str = "local",
 ) -> Made:
     """Make the parts of the paper that are asked for.
 
@@ -33,10 +39,11 @@ def make(
         parts: Names of ``plan.PARTS``.
         console: Where progress is shown.
         train: Whether to run what is missing; otherwise the runs that have ended are shown.
+        runtime: Where they are run.
     """
     cache = runner.Cache(folder / "runs", scale)
     if train:
-        runner.complete(cache, scale, parts, console)
+        runner.complete(cache, scale, parts, console, runtime)
     gathered = findings.gather(cache, scale, parts, folder / DIRECTIONS, console, replay=train)
     data = {task.name: cache.data(task) for task in scale.tasks}
     context = page.Context(scale, data, runner.missing_text(cache, scale, parts))

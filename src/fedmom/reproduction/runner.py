@@ -121,7 +121,13 @@ class Cache:
         return f"{slug(text, keep='-_.=', other='_')}-{digest}"
 
 
-def complete(cache: Cache, scale: Scale, parts: Sequence[str], console: Console) -> None:
+def complete(
+    cache: Cache,
+    scale: Scale,
+    parts: Sequence[str],
+    console: Console,
+    runtime: str = "local",
+) -> None:
     """Run all that the parts need and that has not ended.
 
     Later runs depend on what earlier ones show, so the plan is asked again until nothing is
@@ -131,7 +137,7 @@ def complete(cache: Cache, scale: Scale, parts: Sequence[str], console: Console)
         for most in (1, 3, None):
             while missing := _missing(cache, plan.wanted(scale, parts, cache.choose, most)):
                 overall.expect([*missing, *_likely(cache, scale, parts)])
-                _run(cache, missing, overall)
+                _run(cache, missing, overall, runtime)
 
 
 def missing_text(cache: Cache, scale: Scale, parts: Sequence[str]) -> str:
@@ -159,7 +165,7 @@ def _likely(cache: Cache, scale: Scale, parts: Sequence[str]) -> list[RunConfig]
     return _missing(cache, plan.wanted(scale, parts, guess))
 
 
-def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall) -> None:
+def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: str) -> None:
     by_path = {cache.path(config): config for config in configs}
     experiments = {path: cache.experiment(config) for path, config in by_path.items()}
     for path, experiment in experiments.items():
@@ -175,7 +181,12 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall) -> None:
             overall.diverged(by_path[path], result.why)
         cache.keep(by_path[path], result)
 
-    side_by_side(experiments, lambda path, n: overall.advance(by_path[path], n), ended)
+    side_by_side(
+        experiments,
+        lambda path, n: overall.advance(by_path[path], n),
+        ended,
+        runtime=runtime,
+    )
 
 
 def _has_ended(path: Path, config: RunConfig) -> bool:

@@ -1,5 +1,20 @@
 """Where clients live. A runtime is asked and answers in blocks; ``base`` says how."""
 
-from fedmom.core.registry import Registry
+import os
 
-RUNTIMES = Registry("runtime", {"local": "fedmom.runtimes.local:local"})
+from fedmom.core.registry import Registry, options
+
+RUNTIMES = Registry(
+    "runtime",
+    {"local": "fedmom.runtimes.local:local", "ray": "fedmom.runtimes.cluster.runtime:ray"},
+)
+
+
+def cores(spec: str) -> int:
+    """Return how many runs of one core each a runtime has room for: here, or on a cluster."""
+    if RUNTIMES.check(spec) != "ray":
+        return os.cpu_count() or 1
+    from fedmom.runtimes.cluster import connect
+
+    given = options(RUNTIMES.find(spec), spec)
+    return max(1, connect.cores(given.get("address")) // given.get("cpus", 1))

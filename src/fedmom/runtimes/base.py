@@ -213,14 +213,18 @@ class Workload:
     seed: int = 0
 
     @property
+    def method_client(self) -> Client:
+        """What a client does by the method, stages included; the model's state is apart."""
+        if self.algorithm is None:
+            return LOCAL_TRAINING
+        return with_stages(self.algorithm.client or LOCAL_TRAINING, self.algorithm.stages)
+
+    @property
     def client(self) -> Client:
         """What a client does, stages and the model's state included."""
-        client = LOCAL_TRAINING
-        if self.algorithm is not None:
-            client = with_stages(self.algorithm.client or LOCAL_TRAINING, self.algorithm.stages)
         if self.model.state is None:
-            return client
-        return client_with_state(client, local=self.model.state == "local")
+            return self.method_client
+        return client_with_state(self.method_client, local=self.model.state == "local")
 
     @property
     def local_work(self) -> LocalWork:

@@ -4,7 +4,6 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,9 +19,11 @@ from fedmom.core.types import Params
 from fedmom.data.batches import place, reader
 from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
+from fedmom.runtimes import questions
 from fedmom.runtimes.base import Block, Clients, Scores, Snapshot, Workload
 from fedmom.runtimes.programs import Answer, Task, Way, compiled
-from fedmom.runtimes.scoring import Scorer
+from fedmom.runtimes.questions import Question
+from fedmom.runtimes.scoring import Part, Scorer
 from fedmom.runtimes.states import ClientStates
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
@@ -32,15 +33,6 @@ SHORT = 500_000
 FEW_AT_ONCE = 8
 # Clients in one call on an accelerator: enough to fill it, few enough for its memory.
 CLIENTS_AT_ONCE = 32
-
-
-@dataclass
-class _Question:
-    """Clients that were asked with one broadcast and have not answered."""
-
-    round: int
-    clients: deque[int]
-    broadcast: Any
 
 
 class LocalRuntime:
@@ -93,21 +85,21 @@ class LocalRuntime:
         self._arrays = place(data.arrays)
         self._key = clients_key(seed)
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
-        self._states = ClientStates(self._client)
+        self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
         read = reader(data.features)
         self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
         self._scorer = Scorer(model, data, self._arrays)
         self._sent = 0  # numbers in a broadcast, once that is known
-        self._asked: deque[_Question] = deque()
-        self._committed: list[_Question] = []  # of them, as the last round left them
+        self._asked: deque[Question] = deque()
+        self._committed: list[Question] = []  # of them, as the last round left them
         self._workers = workers or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client")
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Note whom to run with what."""
         if len(clients):
-            self._asked.append(_Question(round_, deque(clients.tolist()), broadcast))
+            self._asked.append(Question(round_, deque(clients.tolist()), broadcast))
 
     def replies(self, timeout: float | None = None) -> Iterator[Block]:  # noqa: ARG002
         """Run the clients and yield their replies in order, few of them in memory at a time."""
@@ -119,7 +111,7 @@ class LocalRuntime:
                 if not question.clients:
                     self._asked.popleft()
                 clients = np.array([task.client for task in tasks])
-                self._states.put(clients, states)
+                self.states.put(clients, states)
                 samples = np.array([task.size for task in tasks])
                 yield Block(clients, update, samples, metrics, question.round)
 
@@ -136,48 +128,40 @@ class LocalRuntime:
         """The splits that have samples."""
         return self._scorer.splits
 
-    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
-        """Evaluate a model on the clients' samples, with their own models if they have any."""
+    def evaluate(
+        self, params: Params, split: str, budget: int | None = None, part: Part | None = None
+    ) -> Scores:
+        """Evaluate a model on the clients' samples, with their own models if they have any.
+
+        ``part`` are some clients of the scorer's plan, where others are evaluated elsewhere.
+        """
         personal = self._client.personal
         if personal is None:
-            return self._scorer(params, split, budget)
+            return self._scorer(params, split, budget, part)
         return self._scorer.personal(
-            lambda client: personal(params, self._states.get(client, params)), split, budget
+            lambda client: personal(params, self.states.get(client, params)), split, budget, part
         )
 
     def commit(self) -> None:
         """Note that a round is done."""
-        self._states.commit()
-        self._committed = [_Question(q.round, q.clients.copy(), q.broadcast) for q in self._asked]
+        self.states.commit()
+        self._committed = [question.copy() for question in self._asked]
 
     def snapshot(self) -> Snapshot:
         """Return the states of the clients seen so far, and who was asked with what."""
-        tensors = self._states.tensors()
-        for number, question in enumerate(self._committed):
-            tensors[f"asked/{number}/round"] = np.array(question.round)
-            tensors[f"asked/{number}/clients"] = np.array(question.clients)
-            for i, leaf in enumerate(jax.tree.leaves(question.broadcast)):
-                tensors[f"asked/{number}/broadcast/{i}"] = np.asarray(leaf)
-        return Snapshot(tensors)
+        return Snapshot(self.states.tensors() | questions.pack(self._committed))
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
         """Go on from a snapshot."""
-        tensors = snapshot.tensors
-        self._states.load(tensors, broadcast)
-        self._asked.clear()
-        leaves, form = jax.tree.flatten(broadcast)
-        while (name := f"asked/{len(self._asked)}") + "/round" in tensors:
-            sent = [tensors[f"{name}/broadcast/{i}"] for i in range(len(leaves))]
-            whole = jax.device_put(jax.tree.unflatten(form, sent), jax.devices()[0])
-            clients = deque(tensors[f"{name}/clients"].tolist())
-            self._asked.append(_Question(int(tensors[f"{name}/round"]), clients, whole))
+        self.states.load(snapshot.tensors, broadcast)
+        self._asked = deque(questions.unpack(snapshot.tensors, broadcast))
         self.commit()
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answers(self, question: _Question) -> Iterator[tuple[Sequence[Task], Answer]]:
+    def _answers(self, question: Question) -> Iterator[tuple[Sequence[Task], Answer]]:
         """Run the clients of a question, in order."""
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
@@ -218,7 +202,7 @@ class LocalRuntime:
     def _run(self, broadcast: Any, lr: float, part: Sequence[Task], way: Way) -> Answer:
         return self._programs[way](
             broadcast,
-            self._states.stacked([task.client for task in part], broadcast),
+            self.states.stacked([task.client for task in part], broadcast),
             self._arrays,
             np.array(part, np.int32),
             self._key,

@@ -1,5 +1,7 @@
 """Evaluation on this machine: the samples of many clients in one product."""
 
+import copy
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from fedmom.runtimes.base import Scores
 CHUNK = 1024  # samples in a call
 DRAW = 0x6576616C  # the seed of which samples are evaluated, whatever the run's seed
 WHOLE = 2**63  # in place of a client's number: the split as a whole
+Part = tuple[int, int]  # the first client of a plan, and the one after the last
 BATCH_ON_CPU = 128  # samples in a product: larger ones leave the cache
 
 
@@ -51,17 +54,25 @@ class Scorer:
             self._plans[split, budget] = _Plan(self._data.split(split), budget)
         return self._plans[split, budget]
 
-    def __call__(self, params: Params, split: str, budget: int | None) -> Scores:
-        """Evaluate one model on all clients."""
-        plan = self.plan(split, budget)
+    def __call__(
+        self, params: Params, split: str, budget: int | None, part: Part | None = None
+    ) -> Scores:
+        """Evaluate one model on all clients, or on some of the plan's."""
+        plan = self.plan(split, budget).within(part)
         firsts = range(0, len(plan.positions), CHUNK)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = list(pool.map(lambda first: self._chunk(params, plan, first), firsts))
         return self._scores(plan, parts)
 
-    def personal(self, model_of: Callable[[int], Params], split: str, budget: int | None) -> Scores:
-        """Evaluate every client with a model of its own."""
-        plan = self.plan(split, budget)
+    def personal(
+        self,
+        model_of: Callable[[int], Params],
+        split: str,
+        budget: int | None,
+        part: Part | None = None,
+    ) -> Scores:
+        """Evaluate every client, or some of the plan's, with a model of its own."""
+        plan = self.plan(split, budget).within(part)
         ends = np.cumsum(plan.taken)
         parts = []
         for client, end, taken in zip(plan.clients.tolist(), ends, plan.taken, strict=True):
@@ -134,6 +145,26 @@ class _Plan:
         self.clients, self.taken, self.samples = clients[seen], taken[seen], weight[seen]
         self.owner = (np.cumsum(seen) - 1)[owner]
         self.positions = (start[owner] + places).astype(np.int32)
+
+    def parts(self, most: int) -> list[Part]:
+        """Cut the clients into at most so many parts of about as many samples each."""
+        count = min(most, -(-len(self.positions) // CHUNK))
+        ends = np.cumsum(self.taken)
+        cuts = np.searchsorted(ends, np.arange(1, count) * ends[-1] / count) + 1
+        bounds = [0, *cuts.tolist(), len(ends)]
+        return [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
+
+    def within(self, part: Part | None) -> "_Plan":
+        """Return the plan of some of its clients."""
+        if part is None:
+            return self
+        first, last = part
+        rows = slice(*np.searchsorted(self.owner, part))
+        some = copy.copy(self)
+        some.clients, some.taken = self.clients[first:last], self.taken[first:last]
+        some.samples = self.samples[first:last]
+        some.owner, some.positions = self.owner[rows] - first, self.positions[rows]
+        return some
 
     def scores(self, *columns: _Column, metrics: tuple[Metric, ...] = (accuracy(),)) -> Scores:
         """Return the sums per client of losses and of metrics."""

@@ -56,21 +56,48 @@ class ClientStates:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return all committed states as named arrays, for a checkpoint."""
-        if not self._states:
-            return {}
-        clients = sorted(self._states)
-        columns = zip(*(jax.tree.leaves(self._states[c]) for c in clients), strict=True)
-        return {
-            "states/clients": np.array(clients, np.int64),
-            **{f"states/{i}": np.stack(column) for i, column in enumerate(columns)},
-        }
+        return _packed(self._states)
+
+    def tensors_of(self, clients: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Return the present states of those among the clients who have one."""
+        seen = {c: self._changed if c in self._changed else self._states for c in clients}
+        return _packed({c: states[c] for c, states in seen.items() if c in states})
 
     def load(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
         """Take the states of a checkpoint."""
-        self._states, self._changed = {}, {}
-        if "states/clients" not in tensors:
-            return
-        leaves, form = jax.tree.flatten(jax.eval_shape(self._client.init, broadcast))
-        columns = [tensors[f"states/{i}"] for i in range(len(leaves))]
-        for row, client in enumerate(tensors["states/clients"].tolist()):
-            self._states[client] = jax.tree.unflatten(form, [c[row] for c in columns])
+        self._changed = {}
+        self._states = _unpacked(self._client, tensors, broadcast)
+
+    def take(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
+        """Take the states of some clients from elsewhere."""
+        self._changed |= _unpacked(self._client, tensors, broadcast)
+
+    def drop(self, clients: Sequence[int]) -> None:
+        """Forget clients, as if they had never been asked."""
+        for client in clients:
+            self._states.pop(client, None)
+            self._changed.pop(client, None)
+
+
+def _packed(states: Mapping[int, Any]) -> dict[str, NDArray[Any]]:
+    if not states:
+        return {}
+    clients = sorted(states)
+    columns = zip(*(jax.tree.leaves(states[c]) for c in clients), strict=True)
+    return {
+        "states/clients": np.array(clients, np.int64),
+        **{f"states/{i}": np.stack(column) for i, column in enumerate(columns)},
+    }
+
+
+def _unpacked(
+    client: Client, tensors: Mapping[str, NDArray[Any]], broadcast: Any
+) -> dict[int, Any]:
+    if "states/clients" not in tensors:
+        return {}
+    leaves, form = jax.tree.flatten(jax.eval_shape(client.init, broadcast))
+    columns = [tensors[f"states/{i}"] for i in range(len(leaves))]
+    return {
+        name: jax.tree.unflatten(form, [column[row] for column in columns])
+        for row, name in enumerate(tensors["states/clients"].tolist())
+    }

@@ -242,10 +242,16 @@ class Admission:
         infinite = ~finite_rows(block.metrics["loss"], norms_of(block)) & keep
         if not infinite.any():
             return
-        clients = block.clients[np.repeat(infinite, members)].tolist()
+        bad = np.repeat(infinite, members)
+        clients, sizes = block.clients[bad].tolist(), np.repeat(members, members)[bad].tolist()
         if self._stop:
-            raise diverged(round_, f"client {clients[0]} sent back a model that is")
-        self.rejected += [Rejected(client, "its update is not finite") for client in clients]
+            raise diverged(round_, f"{culprit(clients[0], sizes[0])} is")
+        self.rejected += [
+            Rejected(
+                client, f"{'its update' if size == 1 else 'a sum that it is in'} is not finite"
+            )
+            for client, size in zip(clients, sizes, strict=True)
+        ]
         keep &= ~infinite
 
     def _forget(self, clients: list[int], version: int) -> None:
@@ -273,6 +279,13 @@ def norms_of(block: Block) -> Any:
 def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
     """Tell which rows have finite losses and norms."""
     return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
+
+
+def culprit(client: int, members: int) -> str:
+    """Return who sent a row, given its first client: of a sum, nobody knows which of them."""
+    if members == 1:
+        return f"client {client} sent back a model that"
+    return f"the sum of the updates of client {client} and {members - 1} more"
 
 
 def diverged(round_: int, what: str) -> DivergedError:

@@ -15,7 +15,7 @@ from fedmom.algorithms.base import Rule, Server, Stage, unchanged
 from fedmom.core.types import Params
 from fedmom.models.variables import Variables, on_trained, trained_of
 from fedmom.runtimes.base import Block
-from fedmom.training.admission import Admitted, finite_rows, norms_of
+from fedmom.training.admission import Admitted, culprit, finite_rows, norms_of
 
 AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
 
@@ -107,12 +107,14 @@ class Aggregate:
         weight = np.float32(self._weight()) if isinstance(params, Variables) else None
         return self._programs.step(params, state, total, self._rows, scale, key, replies, weight)
 
-    def not_finite(self) -> int | None:
-        """Return a client whose reply is not finite, if there is one."""
+    def not_finite(self) -> str | None:
+        """Return who sent a reply that is not finite, if there is one."""
         for counted in self._counted:
             bad = ~finite_rows(*counted.numbers)
             if bad.any():
-                return int(counted.clients[np.repeat(bad, counted.members)][0])
+                first = int(np.argmax(bad))
+                place = int(counted.members[:first].sum())
+                return culprit(int(counted.clients[place]), int(counted.members[first]))
         return None
 
     def mean_loss(self, weighted: float) -> float | None:

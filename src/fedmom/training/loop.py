@@ -290,9 +290,7 @@ def _checked(state: State, aggregate: Aggregate, new: Any) -> tuple[State, float
     params, server, numbers = new
     loss, norm, server_finite = np.asarray(numbers).tolist()
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        client = aggregate.not_finite()
-        whose = "the update" if client is None else f"client {client} sent back a model that"
-        raise diverged(state.round, f"{whose} is")
+        raise diverged(state.round, f"{aggregate.not_finite() or 'the update'} is")
     if not server_finite:
         raise ServerDivergedError(state.round)
     return State(state.round + 1, params, server), loss, norm

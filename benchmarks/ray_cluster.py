@@ -1,0 +1,203 @@
+"""What would a larger cluster do? Run: python benchmarks/ray_cluster.py [--json FILE]
+
+Measures the constants of a round on this machine, simulates rounds with them, and checks the
+simulation: what it predicts for two actors, from constants that were measured without them, is
+printed beside what two actors do. Then it simulates clusters that are not at hand.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+import jax
+import numpy as np
+from ray_speed import STEPS, WORK, Rounds
+from rich.console import Console
+from rich.table import Table
+
+from fedmom.core.compilation import prepare_process
+from fedmom.runtimes.cluster import balance, connect
+
+ROUNDS = 200  # simulated
+CPUS = 8  # that Ray is told of, to see what an actor more costs the driver
+
+
+class Constants(NamedTuple):
+    """What a round is made of. Seconds, unless said otherwise."""
+
+    client_step: float  # on one core, while the machine's other cores are busy, too
+    spread: float  # of an actor's time: standard deviation of its logarithm
+    round: float  # of a round with one actor, besides the work
+    actor: float  # the driver's time for one actor more
+    megabytes: float  # of the model, which is also the size of an update
+
+
+class Cluster(NamedTuple):
+    """Machines, actors on each, and the driver's network in megabytes a second."""
+
+    machines: int
+    actors: int
+    network: float = float("inf")
+    slow: float = 1.0  # how much longer the slowest machine takes
+
+    @property
+    def total(self) -> int:
+        """All actors."""
+        return self.machines * self.actors
+
+
+def simulated(
+    constants: Constants, cluster: Cluster, clients: int, steps: int, rng: np.random.Generator
+) -> float:
+    """Return the seconds of one round.
+
+    The driver hands out the work actor by actor, sends the model to every machine, and takes
+    sums in the order in which they come, one at a time.
+    """
+    actors = min(cluster.total, clients)
+    shares = np.full(actors, clients // actors) + (np.arange(actors) < clients % actors)
+    model = constants.megabytes / cluster.network
+    sent = np.arange(1, actors + 1) * constants.actor / 2 + cluster.machines * model
+    noise = rng.lognormal(0.0, constants.spread, actors)
+    slow = np.where(np.arange(actors) < cluster.actors, cluster.slow, 1.0)
+    arrivals = np.sort(sent + shares * steps * constants.client_step * noise * slow)
+    now = 0.0
+    for arrival in arrivals:
+        now = max(now, float(arrival)) + constants.actor / 2 + model
+    return now + constants.round - constants.actor
+
+
+def throughput(constants: Constants, cluster: Cluster, clients: int, steps: int) -> float:
+    """Return simulated client-steps per second."""
+    rng = np.random.default_rng(0)
+    seconds = [simulated(constants, cluster, clients, steps, rng) for _ in range(ROUNDS)]
+    return clients * steps / statistics.mean(seconds)
+
+
+class Watch:
+    """Notes how long actors say that their jobs took."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[float, float]] = []
+        note = balance.Speed.note
+
+        def noted(speed, work, seconds):
+            self.jobs.append((work, seconds))
+            note(speed, work, seconds)
+
+        balance.Speed.note = noted
+
+    def taken(self) -> list[tuple[float, float]]:
+        """Return the jobs since the last call."""
+        jobs, self.jobs = self.jobs, []
+        return jobs
+
+
+def together(runs: list[Rounds], rounds: int) -> None:
+    """Let several runs of one actor each work at the same time."""
+    threads = [threading.Thread(target=run.seconds, args=(rounds,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def constants_of(data, watch: Watch) -> Constants:
+    """Measure, with one actor at work, or two for runs of their own."""
+    lone = [Rounds("ray, 1 actor", 25, data) for _ in range(2)]
+    for run in lone:
+        run.seconds(3)
+    watch.taken()
+    together(lone, 12)
+    per_step = [seconds / (work / 10) for work, seconds in watch.taken()][4:]
+    overhead = []
+    for _ in range(30):
+        took = lone[0].seconds(1)
+        overhead.append(took - watch.taken()[0][1])
+    cost = {actors: driver_seconds(data, actors) for actors in (2, CPUS)}
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(lone[0].params))
+    for run in lone:
+        run.runtime.close()
+    return Constants(
+        client_step=statistics.median(per_step),
+        spread=float(np.std(np.log(per_step))),
+        round=statistics.median(overhead),
+        actor=max(0.0, (cost[CPUS] - cost[2]) / (CPUS - 2)),
+        megabytes=model / 1e6,
+    )
+
+
+def driver_seconds(data, actors: int, rounds: int = 15) -> float:
+    """Return the driver's own CPU time for a round with so many actors, a client each."""
+    run = Rounds(f"ray, {actors} actors", actors, data)
+    run.seconds(3)
+    began = time.process_time()
+    run.seconds(rounds)
+    took = (time.process_time() - began) / rounds
+    run.runtime.close()
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    prepare_process()
+    from ours import population
+
+    ray = connect.package()
+    ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level=40)
+    console, data, watch = Console(), population(WORK), Watch()
+    constants = constants_of(data, watch)
+    console.print(constants)
+    table = Table("two actors on two cores", "predicted", "measured", "ratio", box=None)
+    checks = {}
+    for size in (100, 10):
+        run = Rounds("ray, 2 actors", size, data)
+        run.seconds(3)
+        rounds = 400 // size
+        measured = rounds * size * STEPS / run.seconds(rounds)
+        run.runtime.close()
+        predicted = throughput(constants, Cluster(1, 2), size, STEPS)
+        checks[size] = (predicted, measured)
+        table.add_row(
+            f"M={size}, client-steps/s",
+            f"{predicted:.0f}",
+            f"{measured:.0f}",
+            f"{predicted / measured:.2f}",
+        )
+    console.print(table)
+    found = report(console, constants)
+    if options.json:
+        result = {"constants": constants._asdict(), "checks": checks, "clusters": found}
+        options.json.write_text(json.dumps(result, indent=2))
+
+
+def report(console: Console, constants: Constants) -> list[list[str]]:
+    """Print what simulated clusters do, with a network of 10 Gbit/s."""
+    table = Table(
+        *("machines", "cores", "M", "s a round", "client-steps/s", "of ideal", "one machine half"),
+        box=None,
+    )
+    rows = []
+    for machines, clients in [(1, 100), (10, 1_000), (100, 1_000), (100, 10_000), (100, 100_000)]:
+        cluster = Cluster(machines, 16, network=1250.0)
+        ideal = min(cluster.total, clients) / constants.client_step
+        even = throughput(constants, cluster, clients, STEPS)
+        slowed = throughput(constants, cluster._replace(slow=2.0), clients, STEPS)
+        row = [machines, cluster.total, clients, f"{clients * STEPS / even:.2f}", f"{even:.0f}"]
+        rows.append([str(cell) for cell in row] + [f"{even / ideal:.2f}", f"{slowed / ideal:.2f}"])
+        table.add_row(*rows[-1])
+    console.print(table)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Is memory flat? Run: python benchmarks/ray_memory.py [--clients K] [--per-round M] [--rounds T]
+
+Trains logistic regression on a packed store of a million clients, a thousand in a round, on two
+Ray actors, and prints the memory of the driver, of an actor and of Ray's object store after
+every tenth of the run. Growth is told from the end of the second tenth on, once all is compiled.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import fedmom
+from fedmom.core.compilation import prepare_process
+from fedmom.data.packer import Packer
+from fedmom.runtimes.base import Workload
+from fedmom.runtimes.cluster import connect
+from fedmom.runtimes.cluster.runtime import RayRuntime
+
+FEATURES, CLASSES, SAMPLES = 16, 10, 2
+CONSOLE = Console()
+
+
+def pack(folder: Path, clients: int) -> None:
+    """Stream random clients into a store."""
+    rng = np.random.default_rng(0)
+    with Packer(
+        folder,
+        name=f"{clients} clients",
+        features=fedmom.Features("vector", (FEATURES,), CLASSES),
+        columns={"x": ("float32", (FEATURES,)), "y": ("uint8", ())},
+        source={"generated": True},
+    ) as packer:
+        for k in track(range(clients), "packing", console=CONSOLE, transient=True):
+            rows = {
+                "x": rng.standard_normal((SAMPLES, FEATURES), np.float32),
+                "y": rng.integers(0, CLASSES, SAMPLES, np.uint8),
+            }
+            packer.add(str(k), rows, train=(0, SAMPLES), test=(0, 0))
+
+
+def resident_mb(process: int) -> float:
+    """Return a process's own memory in megabytes, without the files and objects it maps."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def object_store_mb() -> float:
+    """Return what Ray's object store holds on this machine."""
+    from ray._private.internal_api import node_stats
+
+    node = connect.package().nodes()[0]
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"])
+    return stats.store_stats.object_store_bytes_used / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--per-round", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=500)
+    options = parser.parse_args()
+    prepare_process()
+    connect.connect()
+    with tempfile.TemporaryDirectory() as folder:
+        pack(Path(folder) / "store", options.clients)
+        data = fedmom.load_data(str(Path(folder) / "store"))
+        model = fedmom.build_model("logreg", data.features)
+        method = fedmom.Algorithm(fedmom.fedmom(), rule=fedmom.mean("cohort"))
+        workload = Workload(data, model, fedmom.LocalWork(lr=0.01, steps=2), method)
+        runtime = RayRuntime(workload, actors=2, sums=True)
+        rounds = fedmom.train(
+            fedmom.start(model, method),
+            runtime,
+            method,
+            pace=fedmom.synchronous(fedmom.uniform(data.train.size), options.per_round),
+            samples=data.train.size,
+            rounds=options.rounds,
+        )
+        table = Table("round", "driver MB", "actor MB", "object store MB", "ms a round", box=None)
+        actor, every, seen = runtime.actors()[0][1], max(1, options.rounds // 10), []
+        began = time.perf_counter()
+        for _, record in rounds:
+            if record.round % every == 0:
+                took = (time.perf_counter() - began) / every
+                memory = (resident_mb(os.getpid()), resident_mb(actor), object_store_mb())
+                seen.append(memory)
+                table.add_row(
+                    str(record.round), *(f"{mb:.1f}" for mb in memory), f"{1000 * took:.0f}"
+                )
+                began = time.perf_counter()
+        CONSOLE.print(
+            f"{options.clients:,} clients, {options.per_round:,} in a round, {options.rounds}"
+            " rounds, two actors"
+        )
+        CONSOLE.print(table)
+        grown = [last - first for first, last in zip(seen[1], seen[-1], strict=True)]
+        CONSOLE.print(
+            f"Grown since round {2 * every}: driver {grown[0]:+.1f} MB, actor {grown[1]:+.1f} MB,"
+            f" object store {grown[2]:+.1f} MB."
+        )
+        runtime.close()
+
+
+if __name__ == "__main__":
+    main()

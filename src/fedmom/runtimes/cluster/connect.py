@@ -1,0 +1,81 @@
+"""Ray, if it is installed, started or joined without its noise."""
+
+import logging
+import os
+import threading
+import warnings
+from typing import Any
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.progress import waiting
+
+_LOCK = threading.Lock()  # runs of a sweep begin together
+
+
+def package() -> Any:
+    """Return the package ``ray``, or say how to install it."""
+    try:
+        import ray
+    except ImportError:
+        raise FedMomError(
+            "--runtime ray needs Ray, which is not installed: pip install 'fedmom[ray]'"
+        ) from None
+    return ray
+
+
+def connect(address: str | None = None) -> Any:
+    """Connect this process to a cluster, or start Ray on this machine; return ``ray``.
+
+    A process that is connected already stays so.
+
+    Args:
+        address: ``host:port`` of the cluster's head, or ``auto`` for a cluster that this machine
+            is a part of. None: the environment's RAY_ADDRESS, or else this machine alone.
+    """
+    if address is not None and address.startswith("ray://"):
+        raise FedMomError(
+            f"address={address}: run fedmom on a machine of the cluster, and give address=auto."
+            " Ray's client protocol (ray://) is not supported."
+        )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray warns of a change to come in how it hides accelerators from actors that ask for none.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray = package()
+    with _LOCK:
+        if not ray.is_initialized():
+            _init(ray, address or os.environ.get("RAY_ADDRESS") or "local")
+    return ray
+
+
+def _init(ray: Any, address: str) -> None:
+    try:
+        _init_quietly(ray, address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise FedMomError(
+            f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
+            " start --head`, or leave the address out to use this machine alone."
+        ) from None
+    except Exception as error:  # it has no type of its own for a start that takes too long
+        raise FedMomError(
+            f"Ray did not start ({_line(error)}). The machine may be too busy: try again."
+        ) from None
+
+
+def _init_quietly(ray: Any, address: str) -> None:
+    alone = {"include_dashboard": False} if address == "local" else {}
+    with warnings.catch_warnings():
+        # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
+        # warns as of any fork; between the two, nothing of JAX runs.
+        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        with waiting("Starting Ray" if alone else f"Joining the Ray cluster at {address}"):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].removesuffix(".")
+
+
+def cores(address: str | None = None) -> int:
+    """Return how many CPUs the cluster has."""
+    return int(connect(address).cluster_resources().get("CPU", 0))

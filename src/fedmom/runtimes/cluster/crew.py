@@ -1,0 +1,143 @@
+"""The actors that work for one run: ready ones, starting ones, and those that were lost."""
+
+import time
+from typing import Any
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.progress import waiting
+from fedmom.data.federated import FederatedData
+from fedmom.runtimes.cluster.balance import Speed
+from fedmom.runtimes.cluster.errors import losses, unwrapped
+from fedmom.runtimes.cluster.handover import Store
+from fedmom.runtimes.cluster.pool import Actor, Pool
+
+ALL_WITHIN = 30.0  # seconds to wait for all actors, once one is ready
+ONE_WITHIN = 180.0  # seconds to wait for the first
+LOOK_EVERY = 2.0  # seconds between looks for machines that have joined
+
+
+class Member:
+    """An actor of the run; ``opened`` tells when it has the data and the program."""
+
+    def __init__(self, actor: Actor, opened: Any) -> None:
+        self.actor, self.opened = actor, opened
+        self.is_ready = False
+        self.speed = Speed()
+
+
+class Crew:
+    """Finds actors for a run and hands them its data and program.
+
+    Args:
+        ray: The package.
+        pool: Where actors come from.
+        run: The run's name among those that share them.
+        program: What clients compute, pickled.
+        store: The packed store that the population lies in, if it does.
+        data: The population, which is sent to machines that do not have the store.
+        actors: How many; None: as many as fit the cluster, also when it grows.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        pool: Pool,
+        run: str,
+        program: bytes,
+        store: Store | None,
+        data: FederatedData,
+        actors: int | None,
+    ) -> None:
+        self._ray, self._pool, self.run = ray, pool, run
+        self._program = ray.put(program)
+        self._store, self._data, self._put = store, data, None
+        self._wanted = actors
+        self._members: list[Member] = []
+        self._looked = -LOOK_EVERY
+        self._is_settled = False  # whether all actors that were wanted have had their time
+        if actors is not None and actors > pool.capacity():
+            raise FedMomError(
+                f"actors={actors}: the Ray cluster has room for {pool.capacity()}. Take so many,"
+                " or add machines with `ray start --address=...`."
+            )
+        self._look()
+
+    def ready(self) -> list[Member]:
+        """Return the members that can work now; waits for the first, and a while for all."""
+        if time.monotonic() - self._looked >= LOOK_EVERY:
+            self._look()
+        self._settle(0.0)
+        if not self._is_settled or not self._now():
+            with waiting("Waiting for actors"):
+                self._wait()
+        self._is_settled = True
+        return self._now()
+
+    def _wait(self) -> None:
+        """Wait for all actors; after a while, for one."""
+        began = time.monotonic()
+        while not self._members or not all(member.is_ready for member in self._members):
+            waited = time.monotonic() - began
+            if waited > ALL_WITHIN and self._now():
+                return
+            if waited > ONE_WITHIN:
+                raise FedMomError(
+                    f"No actor could start within {ONE_WITHIN:.0f} s. The Ray cluster may be busy"
+                    " with other work: `ray status` shows it."
+                )
+            self._settle(0.5)
+            self._look()
+
+    def lose(self, member: Member) -> None:
+        """Go on without an actor that has died, and start another one."""
+        if member in self._members:
+            self._members.remove(member)
+            self._pool.lose(member.actor)
+            self._look()
+
+    def close(self) -> None:
+        """Let the actors forget the run."""
+        for member in self._members:
+            if member.is_ready:
+                member.actor.handle.close.remote(self.run)
+            self._pool.release(member.actor)
+        self._members = []
+
+    def _now(self) -> list[Member]:
+        return [member for member in self._members if member.is_ready]
+
+    def _look(self) -> None:
+        """Take what the cluster has to offer by now."""
+        self._looked = time.monotonic()
+        for member in [m for m in self._members if m.actor.is_lost]:
+            self._members.remove(member)
+        wanted = self._pool.capacity() if self._wanted is None else self._wanted
+        had = {member.actor for member in self._members}
+        for actor in self._pool.take(wanted - len(had), had) if wanted > len(had) else []:
+            self._members.append(Member(actor, self._open(actor, self._store or self._whole())))
+
+    def _open(self, actor: Actor, data: Any) -> Any:
+        return actor.handle.open.remote(self.run, self._program, data)
+
+    def _whole(self) -> Any:
+        """Return a reference to the population in Ray's object store, put there once."""
+        self._put = self._put or self._ray.put(self._data)
+        return self._put
+
+    def _settle(self, timeout: float) -> None:
+        """Note which members have become ready, or have died on the way."""
+        starting = {m.opened: m for m in self._members if not m.is_ready}
+        if not starting:
+            return
+        done, _ = self._ray.wait(list(starting), num_returns=len(starting), timeout=timeout)
+        for ref in done:
+            member = starting[ref]
+            try:
+                if self._ray.get(ref):
+                    member.is_ready = True
+                else:  # its machine does not have the store
+                    member.opened = self._open(member.actor, self._whole())
+            except losses():
+                self.lose(member)
+            except self._ray.exceptions.RayTaskError as error:
+                raise unwrapped(error) from None

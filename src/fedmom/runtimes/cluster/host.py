@@ -1,0 +1,94 @@
+"""The actor: a process of the cluster that holds the data and works for clients."""
+
+import os
+import time
+from typing import Any, NamedTuple
+
+
+class Job(NamedTuple):
+    """Clients to work for in a round.
+
+    Args:
+        round: The round.
+        clients: Their numbers.
+        foreign: Those of them whose states this actor does not hold, or no longer rightly.
+        states: The states of the foreign ones that have any, as named arrays.
+    """
+
+    round: int
+    clients: list[int]
+    foreign: list[int]
+    states: dict[str, Any]
+
+
+class Reply(NamedTuple):
+    """What an actor sends back: blocks, the clients' new states, and how long it took."""
+
+    blocks: list[Any]
+    states: dict[str, Any]
+    seconds: float
+
+
+class Host:
+    """Works for the clients of one run or several, one job after another.
+
+    Args:
+        cpus: How many CPUs it may use.
+    """
+
+    def __init__(self, cpus: int) -> None:
+        _limit_threads(cpus)
+        self._cpus = cpus
+        self._sites: dict[str, Any] = {}
+
+    def process(self) -> tuple[str, int]:
+        """Return the node and the number of this process."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def open(self, run: str, program: bytes, data: Any) -> bool:
+        """Get ready for a run; False: the data is a store that is not on this machine."""
+        from fedmom.runtimes.cluster.site import Site
+
+        site = Site.opened(program, data, self._cpus)
+        if site is not None:
+            self._sites[run] = site
+        return site is not None
+
+    def run(self, run: str, job: Job, broadcast: Any) -> Reply:
+        """Work for clients; ends early if the job is cancelled."""
+        import ray
+
+        began = time.perf_counter()
+        cancelled = ray.get_runtime_context().is_canceled
+        blocks, states = self._sites[run].run(job, broadcast, cancelled)
+        return Reply(blocks, states, time.perf_counter() - began)
+
+    def evaluate(
+        self,
+        run: str,
+        params: Any,
+        where: tuple[Any, ...],
+        foreign: list[int],
+        states: dict[str, Any],
+    ) -> Any:
+        """Evaluate a model on some clients; ``where`` is the split, the budget and the part."""
+        return self._sites[run].evaluate(params, where, foreign, states)
+
+    def close(self, run: str) -> None:
+        """Forget a run."""
+        site = self._sites.pop(run, None)
+        if site is not None:
+            site.close()
+
+
+def _limit_threads(cpus: int) -> None:
+    """Let XLA use so many threads, which must be told before JAX is imported."""
+    from fedmom.core.compilation import prepare_process
+
+    os.environ["NPROC"] = str(cpus)
+    if cpus == 1:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+    prepare_process()

@@ -1,0 +1,86 @@
+"""The actors of this process, shared by its runs: they start once, and compile once."""
+
+import threading
+from collections.abc import Set
+from typing import Any
+
+from fedmom.core.errors import FedMomError
+from fedmom.runtimes.cluster.host import Host
+
+
+class Actor:
+    """A process of the cluster; ``runs`` is how many runs it works for."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.runs = 0
+        self.is_lost = False
+
+
+class Pool:
+    """Actors with so many CPUs each, on the cluster that this process is connected to."""
+
+    def __init__(self, ray: Any, cpus: int) -> None:
+        self._ray, self._cpus = ray, cpus
+        self._actors: list[Actor] = []
+        self._lock = threading.Lock()
+
+    def capacity(self) -> int:
+        """Return how many actors the cluster has room for, if it has nothing else to do."""
+        return int(self._ray.cluster_resources().get("CPU", 0)) // self._cpus
+
+    def take(self, count: int, had: Set[Actor]) -> list[Actor]:
+        """Return so many actors besides those that a run has: the least busy, or new ones."""
+        with self._lock:
+            room = self.capacity() - len(self._actors)
+            for _ in range(min(room, count - len(self._others(had)))):
+                remote = self._ray.remote(num_cpus=self._cpus, max_restarts=0)(Host)
+                self._actors.append(Actor(remote.remote(self._cpus)))
+            chosen = sorted(self._others(had), key=lambda actor: actor.runs)[:count]
+            for actor in chosen:
+                actor.runs += 1
+            return chosen
+
+    def lose(self, actor: Actor) -> None:
+        """Note that an actor has died, or may as well have."""
+        with self._lock:
+            if not actor.is_lost:
+                actor.is_lost = True
+                self._actors.remove(actor)
+                self._ray.kill(actor.handle)
+
+    def release(self, actor: Actor) -> None:
+        """Note that a run no longer needs an actor."""
+        with self._lock:
+            actor.runs -= 1
+
+    def end(self) -> None:
+        """End all actors."""
+        for actor in list(self._actors):
+            self.lose(actor)
+
+    def _others(self, had: Set[Actor]) -> list[Actor]:
+        return [actor for actor in self._actors if actor not in had]
+
+
+_POOLS: dict[tuple[str, int], Pool] = {}
+_LOCK = threading.Lock()
+
+
+def pool_of(ray: Any, cpus: int) -> Pool:
+    """Return the pool of actors with so many CPUs; idle ones of another size make room."""
+    context = ray.get_runtime_context()
+    session = f"{context.get_session_name()} {context.get_job_id()}"
+    with _LOCK:
+        for (other, size), pool in list(_POOLS.items()):
+            if other != session:
+                del _POOLS[other, size]  # Ray was shut down since, and they with it
+            elif size != cpus and not any(actor.runs for actor in pool._actors):
+                pool.end()
+        pool = _POOLS.setdefault((session, cpus), Pool(ray, cpus))
+    if not pool.capacity():
+        raise FedMomError(
+            f"No actor of {cpus} CPUs fits the Ray cluster, which has"
+            f" {ray.cluster_resources().get('CPU', 0):g}. Take fewer cpus, or a larger machine."
+        )
+    return pool

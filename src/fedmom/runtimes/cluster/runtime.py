@@ -1,0 +1,319 @@
+"""Clients on the machines of a Ray cluster: the same rounds, on more cores."""
+
+import itertools
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
+from fedmom.runtimes import questions
+from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot, Workload
+from fedmom.runtimes.cluster import connect, handover
+from fedmom.runtimes.cluster.balance import Speed, deal
+from fedmom.runtimes.cluster.crew import Crew, Member
+from fedmom.runtimes.cluster.errors import losses, unwrapped
+from fedmom.runtimes.cluster.host import Job, Reply
+from fedmom.runtimes.cluster.pool import pool_of
+from fedmom.runtimes.questions import Question
+from fedmom.runtimes.scoring import Part, Scorer
+from fedmom.runtimes.states import ClientStates
+
+OnLoss = Literal["redo", "drop"]
+ROWS = 8  # clients in a job whose replies are sent one by one
+TRIES = 3  # actors that an evaluation may lose
+
+
+@dataclass(eq=False)
+class _Sent:
+    """A job that an actor has."""
+
+    member: Member
+    question: Question
+    clients: list[int]
+    broadcast: Any  # its reference
+    cost: float
+    is_again: bool = False
+
+
+class _Arrived(NamedTuple):
+    """An answer that is not taken yet, with the new states of the job's clients."""
+
+    sent: _Sent
+    answer: Block | Failure
+    states: dict[str, NDArray[Any]]
+
+
+class RayRuntime:
+    """Runs clients on actors of a Ray cluster.
+
+    Actors hold the data, mapped into memory or shared by all actors of a machine, and the
+    compiled programs. In a round each gets a reference to the model and the numbers of its
+    clients, and sends back their replies, or one sum of them. Clients keep their states where
+    they were last at work. The driver has a copy of those that count, so that nothing is lost
+    with an actor.
+
+    Args:
+        workload: The data, the model, the work, the method and the seed.
+        address: ``host:port`` of the cluster, or ``auto``; by default Ray is started on this
+            machine, unless RAY_ADDRESS is set.
+        actors: How many actors; by default as many as the cluster has room for, also when
+            machines join or leave.
+        cpus: CPUs of each actor.
+        on_loss: What becomes of the clients of an actor that is lost: ``redo`` asks them again,
+            once; ``drop`` counts them as failed.
+        sums: Let each actor add up its clients' updates, where the rule is a sum.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        address: str | None = None,
+        actors: int | None = None,
+        cpus: int = 1,
+        on_loss: OnLoss = "redo",
+        sums: bool = False,
+    ) -> None:
+        for name, value in (("actors", actors), ("cpus", cpus)):
+            if value is not None and value < 1:
+                raise FedMomError(f"{name}={value} is not 1 or more.")
+        if on_loss not in ("redo", "drop"):
+            raise FedMomError(f"on_loss={on_loss} is neither redo nor drop.")
+        self._ray = connect.connect(address)
+        from ray import cloudpickle
+
+        self._data, self._work, self._client = workload.data, workload.local_work, workload.client
+        self._on_loss = on_loss
+        program = handover.program_of(workload, sums=sums)
+        self._sums = program.rule is not None
+        self._crew = Crew(
+            self._ray,
+            pool_of(self._ray, cpus),
+            uuid.uuid4().hex,
+            cloudpickle.dumps(program),
+            handover.store_of(workload.data),
+            handover.without_names(workload.data),
+            actors,
+        )
+        self._plans = Scorer(workload.model, workload.data, {})
+        self._states = ClientStates(self._client)
+        self._homes: dict[int, Member] = {}  # of clients with a state: who has it as it counts
+        self._asked: list[Question] = []
+        self._committed: list[Question] = []
+        self._sent: dict[Any, _Sent] = {}
+        self._arrived: deque[_Arrived] = deque()
+
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Send the clients to the actors."""
+        if len(clients):
+            self._send(Question(round_, deque(clients.tolist()), broadcast))
+
+    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
+        """Yield replies as they come, until nobody is left who was asked."""
+        while self._sent or self._arrived:
+            if not self._arrived and not self._receive(timeout):
+                return
+            while self._arrived:
+                yield self._take(self._arrived.popleft())
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return (client, round) of everybody who was asked and has not answered."""
+        return [(client, q.round) for q in self._asked for client in q.clients]
+
+    def cancel(self) -> None:
+        """Forget everybody who was asked and has not answered; actors stop after a client."""
+        for ref in self._sent:
+            self._ray.cancel(ref)
+        self._sent.clear()
+        self._arrived.clear()
+        self._asked.clear()
+
+    def actors(self) -> list[tuple[str, int]]:
+        """Return the node and the process of every actor that can work now."""
+        members = self._crew.ready()
+        return self._ray.get([member.actor.handle.process.remote() for member in members])
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        return self._plans.splits
+
+    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+        """Let the actors evaluate a model, each on some of the clients."""
+        plan = self._plans.plan(split, budget)
+        sent = self._put(params)
+        left = plan.parts(len(self._crew.ready()))
+        done: dict[Part, Scores] = {}
+        for _ in range(TRIES):
+            members = itertools.cycle(self._crew.ready())
+            asked = [
+                (part, member, self._evaluate(member, sent, (split, budget, part)))
+                for part, member in zip(left, members, strict=False)
+            ]
+            done |= {part: scores for part, *at in asked if (scores := self._got(*at)) is not None}
+            left = [part for part in left if part not in done]
+            if not left:
+                return _joined([done[part] for part in sorted(done)])
+        raise FedMomError(f"Actors were lost {TRIES} times during an evaluation.")
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self._states.commit()
+        self._committed = [question.copy() for question in self._asked]
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the clients seen so far, and who was asked with what."""
+        return Snapshot(self._states.tensors() | questions.pack(self._committed))
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Go on from a snapshot."""
+        self.cancel()
+        self._states.load(snapshot.tensors, broadcast)
+        self._homes.clear()
+        for question in questions.unpack(snapshot.tensors, broadcast):
+            self._send(question)
+        self.commit()
+
+    def close(self) -> None:
+        """Let the actors forget this run. They stay, for the next one of this process."""
+        self.cancel()
+        self._crew.close()
+
+    def _send(self, question: Question) -> None:
+        self._asked.append(question)
+        sent = self._put(question.broadcast)
+        self._share_out(question, list(question.clients), sent, is_again=False)
+
+    def _put(self, tree: Any) -> Any:
+        """Put arrays into the object store, once for all actors."""
+        return self._ray.put(jax.tree.map(np.asarray, tree))
+
+    def _share_out(
+        self, question: Question, clients: list[int], broadcast: Any, *, is_again: bool
+    ) -> None:
+        members = self._crew.ready()
+        costs = np.array([self._cost(question.round, client) for client in clients])
+        places = {member: place for place, member in enumerate(members)}
+        homes = [places.get(self._homes[c]) if c in self._homes else None for c in clients]
+        speeds = Speed.compared([member.speed for member in members])
+        for member, share in zip(members, deal(costs, speeds, homes), strict=True):
+            size = len(share) if self._sums else ROWS
+            for first in range(0, len(share), size or 1):
+                part = share[first : first + size]
+                self._submit(
+                    _Sent(
+                        member,
+                        question,
+                        [clients[place] for place in part],
+                        broadcast,
+                        float(costs[part].sum()),
+                        is_again,
+                    )
+                )
+
+    def _cost(self, round_: int, client: int) -> float:
+        """Return the samples that a client goes through in a round."""
+        size = int(self._data.train.size[client])
+        return float(self._work.count(round_, size) * (self._work.batch_size or size))
+
+    def _submit(self, sent: _Sent) -> None:
+        foreign = [c for c in sent.clients if self._homes.pop(c, None) is not sent.member]
+        job = Job(sent.question.round, sent.clients, foreign, self._states.tensors_of(foreign))
+        run = sent.member.actor.handle.run
+        self._sent[run.remote(self._crew.run, job, sent.broadcast)] = sent
+
+    def _receive(self, timeout: float | None) -> bool:
+        """Wait for the next job that is done; tell whether one came in time."""
+        done, _ = self._ray.wait(list(self._sent), timeout=timeout)
+        for ref in done:
+            sent = self._sent.pop(ref)
+            try:
+                reply: Reply = self._ray.get(ref)
+            except losses():
+                self._lost(sent)
+            except self._ray.exceptions.RayTaskError as error:
+                raise unwrapped(error) from None
+            else:
+                sent.member.speed.note(sent.cost, reply.seconds)
+                self._arrived += [_Arrived(sent, block, reply.states) for block in reply.blocks]
+        return bool(done)
+
+    def _take(self, arrived: _Arrived) -> Block | Failure:
+        """Note that clients have answered, and their new states."""
+        sent, answer, states = arrived
+        question = sent.question
+        names = [answer.client] if isinstance(answer, Failure) else answer.clients.tolist()
+        question.answered(names)
+        if not question.clients:
+            self._asked.remove(question)
+        if states:
+            self._states.take(_of_clients(states, names), question.broadcast)
+            self._homes |= dict.fromkeys(names, sent.member)
+        return answer
+
+    def _lost(self, sent: _Sent) -> None:
+        """Go on without an actor: ask its clients again, or count them as failed."""
+        self._crew.lose(sent.member)
+        if self._on_loss == "redo" and not sent.is_again:
+            self._share_out(sent.question, sent.clients, sent.broadcast, is_again=True)
+            return
+        reason = "its actor was lost again" if sent.is_again else "its actor was lost"
+        self._arrived += [
+            _Arrived(sent, Failure(client, reason, sent.question.round), {})
+            for client in sent.clients
+        ]
+
+    def _evaluate(self, member: Member, params: Any, where: tuple[str, int | None, Part]) -> Any:
+        clients: list[int] = []
+        if self._client.personal is not None:
+            split, budget, (first, last) = where
+            clients = self._plans.plan(split, budget).clients[first:last].tolist()
+        states = self._states.tensors_of(clients)
+        return member.actor.handle.evaluate.remote(self._crew.run, params, where, clients, states)
+
+    def _got(self, member: Member, ref: Any) -> Scores | None:
+        """Return scores; None if their actor was lost."""
+        try:
+            scores: Scores = self._ray.get(ref)
+        except losses():
+            self._crew.lose(member)
+            return None
+        except self._ray.exceptions.RayTaskError as error:
+            raise unwrapped(error) from None
+        return scores
+
+
+def ray(
+    workload: Workload,
+    *,
+    address: str | None = None,
+    actors: int | None = None,
+    cpus: int = 1,
+    on_loss: OnLoss = "redo",
+    sums: bool = False,
+) -> RayRuntime:
+    """Clients on a Ray cluster, or on actors of this machine."""
+    return RayRuntime(
+        workload, address=address, actors=actors, cpus=cpus, on_loss=on_loss, sums=sums
+    )
+
+
+def _of_clients(states: dict[str, NDArray[Any]], clients: list[int]) -> dict[str, NDArray[Any]]:
+    rows = np.isin(states["states/clients"], clients)
+    return {name: values[rows] for name, values in states.items()}
+
+
+def _joined(parts: Sequence[Scores]) -> Scores:
+    return Scores(
+        np.concatenate([part.samples for part in parts]),
+        np.concatenate([part.evaluated for part in parts]),
+        {name: np.concatenate([part.sums[name] for part in parts]) for name in parts[0].sums},
+        parts[0].metrics,
+    )

@@ -1,0 +1,382 @@
+"""The Ray runtime on a real Ray of two actors: sums, states, stores, and what users are told."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmom
+from fedmom.cli.main import cli
+from fedmom.core.errors import DivergedError, FedMomError
+from fedmom.data.save import save_store
+from fedmom.experiments import settings
+from fedmom.experiments.build import prepare
+from fedmom.experiments.execute import execute
+from fedmom.experiments.folder import RunFolder
+from fedmom.runtimes.base import Workload
+from fedmom.runtimes.cluster import connect, handover
+from fedmom.runtimes.cluster.balance import Speed, deal
+from fedmom.runtimes.cluster.runtime import ray
+from fedmom.runtimes.local import local
+from tests.conftest import population
+from tests.runtimes.ray_end import ray_ended
+
+WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
+SIZES = [5, 9, 3, 14, 7, 6, 8, 4]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_ray():
+    with ray_ended():
+        yield
+
+
+@pytest.fixture(scope="module")
+def data():
+    return population(SIZES, test_sizes=[2] * 8)
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return fedmom.build_model("logreg", data.features)
+
+
+@pytest.fixture
+def on_ray():
+    made = []
+
+    def make(workload, **options):
+        made.append(ray(workload, actors=2, **options))
+        return made[-1]
+
+    yield make
+    for runtime in made:
+        runtime.close()
+
+
+def trained(runtime, workload, rounds=3, size=6, **options):
+    """Train, and return what every round yields."""
+    sizes = workload.data.train.size
+    pace = fedmom.synchronous(fedmom.uniform(sizes), size)
+    state = fedmom.start(workload.model, workload.algorithm)
+    options = {"pace": pace, "samples": sizes, "rounds": rounds, **options}
+    return list(fedmom.train(state, runtime, workload.algorithm, **options))
+
+
+def agree(ours, theirs):
+    for (state, record), (expected, other) in zip(ours, theirs, strict=True):
+        close(state.params, expected.params)
+        assert (record.cohort, record.replies) == (other.cohort, other.replies)
+        np.testing.assert_allclose(record.train_loss, other.train_loss, rtol=1e-5)
+        np.testing.assert_allclose(record.update_norm, other.update_norm, rtol=1e-4)
+        assert (record.bytes_up, record.bytes_down) == (other.bytes_up, other.bytes_down)
+
+
+def close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
+@pytest.mark.parametrize("weighting", ["population", "cohort", "uniform"])
+def test_sums_of_actors_give_the_local_runs_numbers(on_ray, data, model, weighting):
+    method = fedmom.Algorithm(fedmom.fedmom(1.5, 0.9), rule=fedmom.mean(weighting))
+    workload = Workload(data, model, WORK, method)
+    agree(trained(on_ray(workload, sums=True), workload), trained(local(workload), workload))
+
+
+def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
+    """The driver's traffic and memory grow with the actors, not with the clients."""
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))
+    runtime = on_ray(Workload(data, model, WORK, method), sums=True)
+    params = fedmom.start(model, method).params
+    runtime.ask(0, np.arange(8), params)
+    blocks = list(runtime.replies())
+    assert sorted(int(b.members.sum()) for b in blocks) == [4, 4]
+    assert sorted(c for b in blocks for c in b.clients.tolist()) == list(range(8))
+    apart = local(Workload(data, model, WORK, method))
+    for block in blocks:
+        apart.ask(0, block.clients, params)
+        rows = list(apart.replies())
+        updates = jax.tree.map(lambda *r: np.concatenate(r), *(b.update for b in rows))
+        close(
+            jax.tree.map(lambda u: u[0], block.update), jax.tree.map(lambda u: u.mean(0), updates)
+        )
+        losses = np.concatenate([b.metrics["loss"] for b in rows])
+        np.testing.assert_allclose(block.metrics["loss"], [losses.mean()], rtol=1e-5)
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(block.update)])
+        np.testing.assert_allclose(block.metrics["norm"], [np.linalg.norm(flat)], rtol=1e-5)
+
+
+def test_rules_and_stages_that_need_each_reply_get_it(on_ray, data, model):
+    robust = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.trimmed_mean(share=0.2))
+    doubled = fedmom.Stage(
+        encode=lambda update, state, _key: (jax.tree.map(lambda u: u**3, update), state),
+        decode=lambda update: jax.tree.map(jnp.cbrt, update),
+    )
+    decoded = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean(), stages=(doubled,))
+    for method in (robust, decoded):
+        workload = Workload(data, model, WORK, method)
+        runtime = on_ray(workload, sums=True)
+        agree(trained(runtime, workload, rounds=2), trained(local(workload), workload, rounds=2))
+
+
+def test_a_client_that_is_not_finite_is_told_from_those_it_would_be_summed_with(on_ray, model):
+    data = population(SIZES, test_sizes=[2] * 8)
+    start, size = int(data.train.start[3]), int(data.train.size[3])
+    data.arrays["x"][start : start + size] = np.inf
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
+    workload = Workload(data, model, WORK, method)
+    with pytest.raises(DivergedError, match="client 3 sent back"):
+        trained(on_ray(workload, sums=True), workload, rounds=1, size=8)
+    skipped = {"rounds": 1, "size": 8, "bad_replies": "skip"}
+    ours = trained(on_ray(workload, sums=True), workload, **skipped)
+    agree(ours, trained(local(workload), workload, **skipped))
+    ((_, record),) = ours
+    assert record.replies == 7
+    assert record.rejected == ((3, "its update is not finite"),)
+
+
+def counting():
+    def run(broadcast, count, problem, key):
+        w, loss = problem.train(broadcast, key)
+        update = jax.tree.map(lambda a, b: (a - b) * (1 + count), broadcast, w)
+        return update, count + 1, {"loss": loss}
+
+    client = fedmom.Client(run, init=lambda _: jnp.zeros(()))
+    return fedmom.Algorithm(fedmom.fedavg(), client=client, rule=fedmom.mean())
+
+
+def test_checkpoints_with_states_and_work_under_way_move_between_runtimes(on_ray, data, model):
+    workload = Workload(data, model, WORK, counting())
+    params = fedmom.start(model, workload.algorithm).params
+
+    def make_ray():
+        return on_ray(workload)
+
+    def make_local():
+        return local(workload)
+
+    def answers(runtime):
+        found = {}
+        for block in runtime.replies():
+            for row, client in enumerate(block.clients.tolist()):
+                found[client] = jax.tree.map(lambda u, i=row: np.asarray(u[i]), block.update)
+        return dict(sorted(found.items()))
+
+    replies = []
+    for make, other in ((make_ray, make_local), (make_local, make_ray), (make_local, make_local)):
+        first = make()
+        for round_ in range(2):
+            first.ask(round_, np.array([0, 1, 2, 5]), params)
+            answers(first)
+            first.commit()
+        first.ask(2, np.array([2, 3]), params)
+        first.commit()  # with two under way
+        second = other()
+        second.restore(first.snapshot(), params)
+        assert sorted(second.under_way()) == [(2, 2), (3, 2)]
+        under_way = answers(second)
+        second.ask(3, np.array([0, 1, 2, 4]), params)
+        replies.append((under_way, answers(second)))
+        second.commit()
+        tensors = second.snapshot().tensors
+        assert tensors["states/clients"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert tensors["states/0"].tolist() == [3, 3, 4, 1, 1, 2]
+    close(replies[0], replies[2])
+    close(replies[1], replies[2])
+
+
+def test_a_state_that_no_reply_told_of_does_not_count(on_ray, data, model):
+    """An actor may have worked for a client whose round was cancelled."""
+    runtime = on_ray(Workload(data, model, WORK, counting()))
+    params = fedmom.start(model, counting()).params
+    for _ in range(3):
+        runtime.ask(0, np.arange(8), params)
+        next(iter(runtime.replies()))
+        runtime.cancel()
+    runtime.commit()
+    seen = runtime.snapshot().tensors
+    before = dict(zip(seen["states/clients"].tolist(), seen["states/0"].tolist(), strict=True))
+    runtime.ask(1, np.arange(8), params)
+    list(runtime.replies())
+    runtime.commit()
+    after = runtime.snapshot().tensors["states/0"].tolist()
+    assert after == [before.get(client, 0) + 1 for client in range(8)]
+
+
+def test_a_packed_store_is_opened_by_its_path_and_sent_where_it_is_not(
+    on_ray, data, model, tmp_path, monkeypatch
+):
+    save_store(data, tmp_path / "packed", {})
+    packed = fedmom.load_data(str(tmp_path / "packed"))
+    store = handover.store_of(packed)
+    assert store == handover.Store(tmp_path / "packed", packed.checksum)
+    assert handover.opened(store).clients == 8
+    assert handover.opened(store._replace(checksum="of another")) is None
+    assert handover.store_of(data) is None
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean())
+    workload = Workload(packed, model, WORK, method)
+    expected = trained(local(workload), workload, rounds=1)
+    agree(trained(on_ray(workload, sums=True), workload, rounds=1), expected)
+    elsewhere = store._replace(folder=Path("/not/on/this/machine"))
+    monkeypatch.setattr(handover, "store_of", lambda _: elsewhere)
+    agree(trained(on_ray(workload, sums=True), workload, rounds=1), expected)
+
+
+def config(**values):
+    return settings.parse(
+        {"data": "synthetic:clients=12", "rounds": 6, "clients-per-round": 4, "lr": 0.01}
+        | {"eval-every": 3}
+        | values
+    )
+
+
+class _Stop:
+    """Interrupts a run after a round, as Ctrl-C does."""
+
+    def begin(self, experiment, round_): ...
+    def evaluated(self, rows): ...
+    def round(self, record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_run_is_stopped_here_and_goes_on_there(tmp_path):
+    """Of the three, one was never stopped; one began here, one on Ray."""
+    whole = RunFolder.create(tmp_path / "whole", prepare(config()).config)
+    expected = execute(whole, prepare(config()))
+    for before, after in (("local", "ray:actors=2"), ("ray:actors=2", "local")):
+        experiment = prepare(config(runtime=before))
+        folder = RunFolder.create(tmp_path / before[:3], experiment.config)
+        with pytest.raises(KeyboardInterrupt):
+            execute(folder, experiment, [_Stop()])
+        result = execute(folder, experiment, runtime=after)
+        assert [r["round"] for r in result.rounds] == [1, 2, 3, 4, 5, 6]
+        for row, other in zip(result.rounds, expected.rounds, strict=True):
+            assert row["cohort"] == other["cohort"]
+            np.testing.assert_allclose(row["train_loss"], other["train_loss"], rtol=1e-4)
+        for row, other in zip(result.evals, expected.evals, strict=True):
+            np.testing.assert_allclose(row["loss"], other["loss"], rtol=1e-4)
+
+
+def test_sweeps_and_resume_run_on_ray(tmp_path, capsys):
+    grid = ["--grid", "lr=0.01 1e30", "--grid", "seed=0 1"]
+    what = ["--data", "synthetic:clients=12", "--rounds", "3", "--clients-per-round", "4"]
+    out = tmp_path / "sweep"
+    cli(["sweep", *what, *grid, "--runtime", "ray", "--out", str(out)], standalone_mode=False)
+    names = sorted(path.parent.name for path in out.glob("*/config.toml"))
+    assert len(names) == 4
+    done = [len((out / name / "rounds.jsonl").read_text().splitlines()) for name in names]
+    assert done == [3, 3, 0, 0] or done == [3, 3, 1, 1]  # those with 1e30 diverge
+    assert "stopped" in capsys.readouterr().err
+    table = (out / "sweep.csv").read_text()
+    assert "lr0.01" in table
+    cli(["resume", str(out), "--runtime", "local"], standalone_mode=False)
+
+
+def test_which_runs_take_sums():
+    def takes(**values):
+        return prepare(config(**values)).takes_sums
+
+    assert takes()
+    assert takes(pace="buffered:in_flight=8")
+    assert not takes(pace="over_selected")
+    assert not takes(pace="synchronous:timeout=5")
+    assert not takes(diagnostics=True)
+
+
+def test_without_the_extra_the_user_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    out = str(tmp_path / "run")
+    words = ["run", "--data", "synthetic:clients=4", "--runtime", "ray", "--out", out]
+    with pytest.raises(FedMomError, match=r"pip install 'fedmom\[ray\]'"):
+        cli(words, standalone_mode=False)
+    assert not Path(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"actors": 0}, "actors=0 is not 1 or more"),
+        ({"actors": 10_000}, "actors=10000: the Ray cluster has room for"),
+        ({"cpus": 10_000}, "No actor of 10000 CPUs fits"),
+        ({"on_loss": "cry"}, "on_loss=cry is neither redo nor drop"),
+        ({"address": "ray://head:10001"}, "ray:// is not supported|not supported"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(data, model, options, what):
+    with pytest.raises(FedMomError, match=what):
+        ray(Workload(data, model, WORK, None), **options)
+
+
+def test_an_actors_error_is_one_line_with_its_traceback_as_a_note(on_ray, data):
+    def apply(*_):
+        raise ValueError("this net takes images")
+
+    net = fedmom.Model(init=lambda _: jnp.zeros((4, 3)), apply=apply)
+    runtime = on_ray(Workload(data, net, WORK, None))
+    for use in (
+        lambda: [runtime.ask(0, np.arange(3), jnp.zeros((4, 3))), list(runtime.replies())],
+        lambda: runtime.evaluate(jnp.zeros((4, 3)), "test"),
+    ):
+        with pytest.raises(ValueError, match="this net takes images") as caught:
+            use()
+        assert str(caught.value) == "this net takes images"
+        assert "in apply" in caught.value.__notes__[-1]
+        runtime.cancel()
+
+
+@given(
+    costs=st.lists(st.integers(1, 100), min_size=1, max_size=40),
+    speeds=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_work_is_dealt_out_once_and_evenly(costs, speeds, data):
+    homes = data.draw(
+        st.lists(
+            st.one_of(st.none(), st.integers(0, len(speeds) - 1)),
+            min_size=len(costs),
+            max_size=len(costs),
+        )
+    )
+    shares = deal(np.array(costs, float), speeds, homes)
+    assert sorted(place for share in shares for place in share) == list(range(len(costs)))
+    ends = [sum(costs[p] for p in share) / v for share, v in zip(shares, speeds, strict=True)]
+    # Nobody is done later than the mean, by more than one client.
+    assert max(ends) <= sum(costs) / sum(speeds) + max(costs) / min(speeds) + 1e-6
+
+
+def test_clients_stay_with_their_states_while_that_is_fair():
+    costs = np.ones(8)
+    assert deal(costs, [1.0, 1.0], [1, 0] * 4) == [[1, 3, 5, 7], [0, 2, 4, 6]]
+    crowded = deal(costs, [1.0, 1.0], [0] * 8)
+    assert [len(share) for share in crowded] == [4, 4]
+
+
+def test_speeds_count_once_they_differ_by_more_than_noise():
+    fast, slow, new = Speed(), Speed(), Speed()
+    for seconds in (50.0, 50.0, 1.0, 1.05, 0.95):  # the first two compile
+        fast.note(100, seconds)
+        slow.note(100, 2 * seconds)
+    assert Speed.compared([fast, fast]) == [1.0, 1.0]
+    assert Speed.compared([new, new]) == [1.0, 1.0]
+    a, b, c = Speed.compared([fast, slow, new])
+    assert a / b == 2.0
+    assert b < c < a
+    twin = Speed()
+    for seconds in (1, 1, 1.05, 1.0):
+        twin.note(100, seconds)
+    assert Speed.compared([fast, twin])[0] == Speed.compared([fast, twin])[1]
+
+
+def test_nothing_of_ray_is_said(capfd, on_ray, data, model):
+    connect.connect()
+    on_ray(Workload(data, model, WORK, None)).evaluate(
+        fedmom.start(model, fedmom.Algorithm(fedmom.fedavg())).params, "test"
+    )
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")

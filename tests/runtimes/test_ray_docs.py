@@ -1,0 +1,69 @@
+"""The commands of docs/cluster.md, as they stand there, on a cluster of two on this machine."""
+
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+SCRIPTS = Path(sys.executable).parent
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path):
+    """Installing apart; the port is a free one, and ``auto`` is this cluster, not another's."""
+    port = str(free_port())
+    lines = re.findall(r"```sh\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    head, other, run = (line for line in lines if not line.startswith("pip"))
+    started = []
+    try:
+        for line in (head, other):
+            words = shlex.split(line.replace("6379", port))
+            started.append(
+                subprocess.Popen(
+                    [SCRIPTS / words[0], *words[1:], "--num-cpus=1", "--disable-usage-stats"],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            until(started[-1], "Ray runtime started")
+        words = shlex.split(run.replace("auto", f"127.0.0.1:{port}"))
+        done = subprocess.run(
+            [SCRIPTS / Path(words[0]).name, *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Run folder: runs/cluster" in done.stdout
+        assert "ray" not in done.stderr.lower()
+        rows = (tmp_path / "runs" / "cluster" / "rounds.jsonl").read_text().splitlines()
+        assert len(rows) == 20
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+            process.stdout.close()
+
+
+def until(process, text, seconds=180):
+    end, said = time.monotonic() + seconds, []
+    for line in process.stdout:
+        said.append(line)
+        if text in line:
+            return
+        assert time.monotonic() < end
+    raise AssertionError(f"{process.args} ended:\n{''.join(said)}")

@@ -1,0 +1,228 @@
+"""Actors, machines and drivers that die in the middle of a run, as real processes.
+
+The cluster is Ray's own for tests: several nodes on one machine. The records are read to show
+that no client is lost and none is counted twice.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmom
+from fedmom.runtimes.base import Workload
+from fedmom.runtimes.cluster import connect, crew
+from fedmom.runtimes.cluster.runtime import ray
+from fedmom.runtimes.local import local
+from tests.conftest import population
+from tests.runtimes.ray_end import ray_ended
+from tests.runtimes.scripted import Scripted
+
+WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
+CLIENTS = 10
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of one CPU each, and this process as the driver."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "include_dashboard": False},
+        )
+        made.add_node(num_cpus=1)
+    try:
+        with ray_ended():
+            connect.connect(made.address)
+            yield made
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def data():
+    return population([5, 9, 3, 14, 7, 6, 8, 4, 11, 6])
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return fedmom.build_model("logreg", data.features)
+
+
+def deadly(calls, at, times=1):
+    """A method whose clients count how often they were asked; some of their calls are deadly.
+
+    ``calls`` is a file with a byte for every client that was at work. The ``at``-th call, and
+    so on ``times`` times, kills the process it happens in.
+    """
+
+    def called(count):
+        with calls.open("ab") as file:
+            file.write(b".")
+        if at <= calls.stat().st_size < at + times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.zeros_like(count)
+
+    def run(broadcast, count, problem, key):
+        zero = jax.pure_callback(called, jax.ShapeDtypeStruct((), jnp.float32), count)
+        w, loss = problem.train(broadcast, key)
+        update = jax.tree.map(lambda a, b: (a - b) * (1 + count) + zero, broadcast, w)
+        return update, count + 1, {"loss": loss}
+
+    client = fedmom.Client(run, init=lambda _: jnp.zeros(()))
+    return fedmom.Algorithm(fedmom.fedavg(), client=client, rule=fedmom.mean("cohort"))
+
+
+def everybody(workload):
+    return {
+        "pace": fedmom.synchronous(lambda _: lambda _seed, _round: np.arange(CLIENTS), CLIENTS),
+        "samples": workload.data.train.size,
+        "rounds": 3,
+    }
+
+
+def close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), a, b)
+
+
+def states(runtime):
+    return runtime.snapshot().tensors["states/0"].tolist()
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("sums", [True, False], ids=["summed", "each"])
+def test_the_clients_of_a_killed_actor_are_asked_again_once(data, model, tmp_path, sums):
+    """Killed in the second of three rounds, with some of its clients done."""
+    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=CLIENTS + 4))
+    start, options = fedmom.start(model, workload.algorithm), everybody(workload)
+    runtime = ray(workload, actors=2, sums=sums)
+    ours = list(fedmom.train(start, runtime, workload.algorithm, **options))
+    done = states(runtime)
+    runtime.close()
+    here = local(Workload(data, model, WORK, deadly(tmp_path / "other", at=1_000)))
+    theirs = list(fedmom.train(start, here, workload.algorithm, **options))
+    for (state, record), (expected, other) in zip(ours, theirs, strict=True):
+        assert record.replies == CLIENTS
+        assert record.rejected == ()
+        np.testing.assert_allclose(record.train_loss, other.train_loss, rtol=1e-5)
+        close(state.params, expected.params)
+    assert done == [3.0] * CLIENTS == states(here)  # each counted once in each round
+    assert (tmp_path / "calls").stat().st_size > 3 * CLIENTS  # some were at work twice
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_clients_of_a_killed_actor_are_dropped_if_that_is_asked_for(data, model, tmp_path):
+    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=4))
+    start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 1}
+    runtime = ray(workload, actors=2, sums=True, on_loss="drop")
+    ((state, record),) = fedmom.train(start, runtime, workload.algorithm, **options)
+    runtime.close()
+    dropped = {client for client, _ in record.rejected}
+    assert {reason for _, reason in record.rejected} == {"its actor was lost"}
+    assert len(record.rejected) == len(dropped) == CLIENTS - record.replies > 0
+    there = Workload(data, model, WORK, deadly(tmp_path / "other", at=1_000))
+    reference = Scripted(there, lost=dropped)
+    ((expected, other),) = fedmom.train(start, reference, workload.algorithm, **options)
+    assert other.replies == record.replies
+    close(state.params, expected.params)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
+    """A client that kills whoever works for it does not hold up the run."""
+    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=1, times=1_000))
+    start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 1}
+    runtime = ray(workload, actors=1, sums=True)
+    ((_, record),) = fedmom.train(start, runtime, workload.algorithm, **options)
+    runtime.close()
+    assert record.replies == 0
+    assert Counter(record.rejected) == Counter(
+        (client, "its actor was lost again") for client in range(CLIENTS)
+    )
+
+
+def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "LOOK_EVERY", 0.0)
+    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=1_000))
+    start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 5}
+    runtime = ray(workload, sums=True)
+    rounds = []
+    for state, record in fedmom.train(start, runtime, workload.algorithm, **options):
+        rounds.append((state, record))
+        if record.round == 1:
+            assert len(runtime.actors()) == 2
+            other = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
+            cluster.remove_node(other, allow_graceful=False)
+        if record.round == 2:  # its clients were asked again
+            assert len(runtime.actors()) == 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                cluster.add_node(num_cpus=1)
+            wait_for(lambda: len(runtime.actors()) == 2)
+    nodes = {node for node, _ in runtime.actors()}
+    done = states(runtime)
+    runtime.close()
+    assert len(nodes) == 2
+    here = local(workload)
+    theirs = list(fedmom.train(start, here, workload.algorithm, **options))
+    for (state, record), (expected, _) in zip(rounds, theirs, strict=True):
+        assert (record.replies, record.rejected) == (CLIENTS, ())
+        close(state.params, expected.params)
+    assert done == [5.0] * CLIENTS
+
+
+def wait_for(true, seconds=120):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+RUN = [
+    *("run", "--data", "synthetic:clients=20", "--rounds", "150", "--clients-per-round", "6"),
+    *("--lr", "0.01", "--eval-every", "50"),
+]
+
+
+def fedmom_command(*words, **options):
+    command = [sys.executable, "-c", "from fedmom.cli.main import main; main()", *words]
+    return subprocess.Popen(command, **options)
+
+
+@pytest.mark.slow
+def test_a_killed_driver_goes_on_from_its_checkpoint(tmp_path):
+    """Killed at a moment of the machine's choice; its Ray goes with it."""
+    folder, log = tmp_path / "run", tmp_path / "run" / "rounds.jsonl"
+    driver = fedmom_command(*RUN, "--runtime", "ray", "--out", str(folder))
+    try:
+        wait_for(lambda: log.exists() and len(log.read_bytes().splitlines()) > 20)
+    finally:
+        driver.kill()
+        driver.wait()
+    before = log.read_bytes().splitlines()
+    assert len(before) < 150
+    assert fedmom_command("resume", str(folder)).wait() == 0
+    assert fedmom_command(*RUN, "--out", str(tmp_path / "local")).wait() == 0
+    ours, theirs = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("run", "local")
+    )
+    assert [row["round"] for row in ours] == list(range(1, 151))
+    for row, other in zip(ours, theirs, strict=True):
+        assert (row["cohort"], row["replies"]) == (other["cohort"], 6)
+        np.testing.assert_allclose(row["train_loss"], other["train_loss"], rtol=1e-3)
