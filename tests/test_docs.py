@@ -21,8 +21,10 @@ from fedmom.experiments import settings, sweep
 
 ROOT = Path(__file__).parents[1]
 CHANGES = ROOT / "CHANGELOG.md"  # names what was before, too
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"  # its package of two files has a test of its own
+# Pages whose blocks go on from one to the next; tests/test_site.py runs them.
+SESSIONS = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "callbacks.md"]
 
 
 def code(page, language):
@@ -32,7 +34,7 @@ def code(page, language):
 
 def blocks(language):
     """All code blocks of a language, with the page each is on."""
-    pages = [page for page in PAGES if page != ARCHITECTURE]
+    pages = [page for page in PAGES if page not in (ARCHITECTURE, *SESSIONS)]
     found = [(page.name, text) for page in pages for text in code(page, language)]
     return [pytest.param(text, id=f"{name}-{i}") for i, (name, text) in enumerate(found)]
 

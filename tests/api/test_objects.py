@@ -55,6 +55,24 @@ def test_a_global_number_counts(monkeypatch):
     assert fingerprint(with_global) != before
 
 
+def test_an_attribute_is_no_global_of_the_same_name(monkeypatch):
+    def net(features):
+        return features.classes
+
+    before = fingerprint(net)
+    monkeypatch.setitem(globals(), "classes", 3)
+    assert fingerprint(net) == before
+
+
+def test_a_global_counts_in_a_function_inside(monkeypatch):
+    def made():
+        return lambda t: RATE * t
+
+    before = fingerprint(made)
+    monkeypatch.setitem(globals(), "RATE", 0.7)
+    assert fingerprint(made) != before
+
+
 def test_code_counts():
     def twice(x):
         return 2 * x

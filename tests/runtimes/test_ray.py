@@ -380,3 +380,27 @@ def test_nothing_of_ray_is_said(capfd, on_ray, data, model):
     )
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")
+
+
+@pytest.mark.parametrize("state", ["average", "local"])
+def test_a_models_state_is_averaged_or_stays_as_on_one_machine(on_ray, data, state):
+    """A net with a running mean of its inputs, which is not trained."""
+    width = data.features.shape[0]
+
+    def init(key):
+        w = 0.1 * jax.random.normal(key, (width, data.features.classes))
+        return {"w": w}, {"mean": jnp.zeros(width)}
+
+    def apply(params, state, x, key):
+        mean = state["mean"] if key is None else 0.9 * state["mean"] + 0.1 * x.mean(0)
+        return (x - mean) @ params["w"], {"mean": mean}
+
+    net = fedmom.model((init, apply), data, has_state=True, state=state)
+    algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=1.5), rule=fedmom.mean("cohort"))
+    workload = Workload(data, net, WORK, algorithm)
+    here, there = local(workload), on_ray(workload, sums=True)
+    agree(trained(there, workload), trained(here, workload))
+    scores = [
+        runtime.evaluate(fedmom.start(net, algorithm).params, "test") for runtime in (there, here)
+    ]
+    np.testing.assert_allclose(scores[0].sums["loss"], scores[1].sums["loss"], rtol=1e-5)

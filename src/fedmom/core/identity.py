@@ -1,6 +1,7 @@
 """A fingerprint of a Python object: to know it again in another process, without storing it."""
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import inspect
@@ -15,6 +16,7 @@ import numpy as np
 
 Seen = dict[int, tuple[int, Any]]  # by id: the place where an object was first met, and itself
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")})
 
 
@@ -133,8 +135,20 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _referred(function: types.FunctionType) -> dict[str, Any]:
     """Return what a function's code takes from around it: closed over, and global."""
-    around = inspect.getclosurevars(function)
-    return {**around.nonlocals, **around.globals}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closed = {name: getattr(cell, "cell_contents", None) for name, cell in cells}
+    names = sorted(_global_names(function.__code__) & function.__globals__.keys())
+    return {**closed, **{name: function.__globals__[name] for name in names}}
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the globals that code and the functions inside it read; attributes are not among them.
+
+    ``inspect.getclosurevars`` takes an attribute for a global of the same name before Python 3.13.
+    """
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in _READS}
+    inside = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return names.union(*map(_global_names, inside))
 
 
 def _array(value: Any) -> Iterator[bytes]:
