@@ -2,4 +2,10 @@
 
 from fedmom.core.registry import Registry
 
-RUNTIMES = Registry("runtime", {"local": "fedmom.runtimes.local:local"})
+RUNTIMES = Registry(
+    "runtime",
+    {
+        "local": "fedmom.runtimes.local:local",
+        "flower": "fedmom.runtimes.devices.runtime:flower",
+    },
+)
