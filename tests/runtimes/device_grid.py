@@ -42,7 +42,9 @@ class LoopGrid(Grid):
         return [node for node in self._owners if node not in self.offline]
 
     def get_nodes(self):
-        return [NodeInfo(node_id=n, public_key=key(n), name=f"device-{n}") for n in self.get_node_ids()]
+        return [
+            NodeInfo(node_id=n, public_key=key(n), name=f"device-{n}") for n in self.get_node_ids()
+        ]
 
     def push_messages(self, messages):
         ids = []
@@ -100,7 +102,9 @@ def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, 
 
     grid = LoopGrid({100 + k: owner(k) for k in range(data.clients)}, change)
     known = [
-        Device(identity(key(100 + k)), f"device-{k}", int(data.train.size[k]), int(data.test.size[k]))
+        Device(
+            identity(key(100 + k)), f"device-{k}", int(data.train.size[k]), int(data.test.size[k])
+        )
         for k in range(data.clients)
     ]
     there = population("0123456789abcdef", data.features, known, Link(grid))

@@ -35,7 +35,10 @@ def write_server(folder: Path, hosts: list[str]) -> None:
         folder: Where to.
         hosts: The names and addresses that devices and programs call the server by.
     """
-    authority, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    authority, key = (
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP384R1()),
+    )
     issuer = _name("FedMom deployment CA")
     own = _certificate(issuer, issuer, authority, authority)
     ca = (
@@ -107,9 +110,7 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks of devices may be behind
         .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
             critical=False,

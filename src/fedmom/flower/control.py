@@ -96,7 +96,9 @@ class Control:
             NodeStatus(
                 node.name or f"node {node.node_id}",
                 node.status == "online",
-                str(node.last_activated_at if node.status == "online" else node.last_deactivated_at),
+                str(
+                    node.last_activated_at if node.status == "online" else node.last_deactivated_at
+                ),
             )
             for node in found
             if node.status != "unregistered"
@@ -169,7 +171,10 @@ def packed_app(app: Path, values: dict[str, Any]) -> bytes:
     """Return an app as Flower sends it to devices, with some settings replaced."""
     project = _project(app)
     project["tool"]["flwr"]["app"]["config"] = settings_of(app) | values
-    files = {**collect_files(app), "pyproject.toml": tomli_w.dumps(project).encode()}
+    files: dict[str, bytes | Path] = {
+        **collect_files(app),
+        "pyproject.toml": tomli_w.dumps(project).encode(),
+    }
     return build_fab_from_files(files)[0]
 
 

@@ -1,9 +1,9 @@
 """A deployment's folder: the app, what the server keeps to itself, and a folder for each device.
 
-    app/                  a Flower app: its settings are in pyproject.toml
-    server/               certificates, the devices' public keys, the SuperLink's records
-    devices/device-1/     to be taken to the device: its key, the CA's certificate, device.toml
-    runs/                 a folder for each run
+app/                  a Flower app: its settings are in pyproject.toml
+server/               certificates, the devices' public keys, the SuperLink's records
+devices/device-1/     to be taken to the device: its key, the CA's certificate, device.toml
+runs/                 a folder for each run
 """
 
 import ipaddress
@@ -193,7 +193,7 @@ def is_loopback(host: str) -> bool:
 def _write_templates(deployment: Deployment, port: int) -> None:
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     values = {
         "server": deployment.server.resolve(),
         "listen": deployment.listen,

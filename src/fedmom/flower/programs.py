@@ -43,7 +43,7 @@ def superlink(deployment: Deployment) -> list[str]:
             "--enable-supernode-auth",
         ]
     return [
-        *_program("flwr.superlink.cli:flower_superlink"),
+        *(sys.executable, "-m", "fedmom.flower.superlink"),
         *("--host", host, "--port", str(port)),
         *("--database", str(server / "state.db")),
         *safety,
@@ -64,7 +64,7 @@ def supernode(
             *("--auth-supernode-private-key", str(device.key)),
         ]
     return [
-        *_program("flwr.supernode.cli:flower_supernode"),
+        *(sys.executable, "-m", "fedmom.flower.node"),
         *("--superlink", server, "--host", "127.0.0.1", "--port", str(port)),
         *("--node-config", words),
         *safety,
@@ -109,9 +109,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _program(function: str) -> list[str]:
-    """Return the command of one of Flower's programs, with this Python."""
-    module, _, name = function.partition(":")
-    return [sys.executable, "-c", f"from {module} import {name}; {name}()"]

@@ -21,9 +21,7 @@ OURS = re.compile(r"^\d\d:\d\d:\d\d ")  # how the lines of the server's end begi
 EXCEPTION = "ServerApp failed with exception: "
 
 
-def follow(
-    deployment: Deployment, out: Path, values: dict[str, Any], say: Say, note: Say
-) -> None:
+def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, note: Say) -> None:
     """Run to the end.
 
     Args:
@@ -34,7 +32,9 @@ def follow(
         note: Told that it had to be started again.
     """
     own = settings_of(deployment.app)
-    config = settings.parse({**DEFAULTS, **{k: v for k, v in {**own, **values}.items() if k != OUT}})
+    config = settings.parse(
+        {**DEFAULTS, **{k: v for k, v in {**own, **values}.items() if k != OUT}}
+    )
     given = config.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
     tries, done = TRIES, _done(out)
     while tries:
@@ -64,7 +64,8 @@ def _followed(control: Control, run_id: int, say: Say) -> RunStatus:
     """Repeat what a run says until it has ended; return how."""
     after, silent, rest = 0.0, time.monotonic(), ""
     while True:
-        for text, after in control.log(run_id, after):  # noqa: B020
+        for text, at in control.log(run_id, after):
+            after = at
             *lines, rest = (rest + text).split("\n")
             for line in lines:
                 if OURS.match(line):

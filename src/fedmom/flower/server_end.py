@@ -11,7 +11,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedmom.core.compilation import prepare_process
+from fedmom.core.errors import BadReplyError, DivergedError
 from fedmom.core.files import write_atomic
+from fedmom.core.registry import options
 from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.execute import execute
@@ -22,8 +24,6 @@ from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Link
 from fedmom.runtimes.devices.population import DeviceData, from_json, meet, to_json
 from fedmom.runtimes.devices.runtime import Terms, flower, terms
-from fedmom.core.registry import options
-from fedmom.core.errors import BadReplyError, DivergedError
 from fedmom.training.loop import Record
 
 OUT = "out"  # the key, in an app's settings, of the run's folder

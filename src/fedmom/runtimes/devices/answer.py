@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
@@ -57,14 +57,14 @@ def _do(message: Message, owner: Owner, began: float) -> RecordDict:
 def _describe(owner: Owner) -> RecordDict:
     """Tell how many samples there are and what a model must accept: nothing of the samples."""
     data = owner.data()
-    facts = {"train": int(data.train.size[0]), "test": int(data.test.size[0])}
+    train, test = int(data.train.size[0]), int(data.test.size[0])
     owner.say(
-        f"The server asked what is here. Sent: {facts['train']} training and {facts['test']} test"
+        f"The server asked what is here. Sent: {train} training and {test} test"
         f" samples, their kind ({data.features.kind}), shape and number of labels."
     )
     return RecordDict(
         {
-            wire.FACTS: MetricRecord(facts),
+            wire.FACTS: MetricRecord({"train": train, "test": test}),
             wire.TASK: ConfigRecord({"features": json.dumps(data.features)}),
         }
     )
@@ -94,18 +94,24 @@ def _train(
 def _evaluate(
     content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
 ) -> RecordDict:
-    budget, start = (_whole(task, name) for name in ("budget", "state"))
-    split = "test" if task["split"] == "test" else "train"
+    start = _whole(task, "state")
+    counts = {split: _whole(task, split) for split in ("train", "test") if split in task}
     params = wire.tree_of(content, wire.MODEL, client.params_form())
-    scores = client.evaluate(params, split, budget, start)
-    sums: dict[str, Any] = {f"sum/{name}": float(s[0]) for name, s in scores.sums.items()}
-    evaluated = int(scores.evaluated[0])
+    facts: dict[str, int | float | list[int] | list[float]] = {}
+    names: dict[str, None] = {}
+    for split, count in counts.items():
+        if count:
+            scores = client.evaluate(params, split, count, start)
+            facts[f"{split}/evaluated"] = int(scores.evaluated[0])
+            facts |= {f"{split}/sum/{name}": float(s[0]) for name, s in scores.sums.items()}
+            names |= dict.fromkeys(scores.sums)
+    which = " and ".join(f"{count} {split} samples" for split, count in counts.items() if count)
     say(
-        f"Asked to evaluate a model ({_bytes(wire.size_of(content))} came) on {split} samples."
-        f" Took {evaluated} of them, in {time.perf_counter() - began:.1f} s. Sent: that number,"
-        f" and the sums of {', '.join(scores.sums)}."
+        f"Asked to evaluate a model ({_bytes(wire.size_of(content))} came). Did so on {which}, in"
+        f" {time.perf_counter() - began:.1f} s. Sent: these numbers, and the sums of"
+        f" {', '.join(names)}."
     )
-    return RecordDict({wire.FACTS: MetricRecord({"evaluated": evaluated, **sums})})
+    return RecordDict({wire.FACTS: MetricRecord(facts)})
 
 
 def _whole(task: ConfigRecord, name: str) -> int:

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
-from fedmom.runtimes.devices.wire import FACTS, TASK, UnusableReplyError, number
+from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
 
 QUERY_SECONDS = 60.0
 SECONDS_BETWEEN_NEWS = 10.0

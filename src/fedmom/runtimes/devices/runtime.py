@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 
 from fedmom.algorithms.base import encoded
 from fedmom.algorithms.client import LOCAL_TRAINING
@@ -15,11 +15,11 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot, Workload
 from fedmom.runtimes.devices import wire
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Answered, Link, online
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
 from fedmom.runtimes.devices.population import DeviceData
+from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
 from fedmom.runtimes.devices.state import NEW
 from fedmom.runtimes.devices.wire import UnusableReplyError
-from fedmom.runtimes.scoring import _cap
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
 
@@ -62,6 +62,8 @@ class DeviceRuntime:
         self._rounds: dict[int, int] = {}  # of a client: the round whose state counts
         self._changed: dict[int, int] = {}
         self._saved: list[dict[int, int]] = [{}, {}]  # the former, of the last two snapshots
+        # A model, and its scores on splits that were not asked for yet.
+        self._evaluated: tuple[Any, dict[tuple[str, int | None], Scores]] = (None, {})
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Send the broadcast to devices."""
@@ -108,21 +110,21 @@ class DeviceRuntime:
         return [name for name in ("train", "test") if self._data.split(name).size.any()]
 
     def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
-        """Let the devices that are online evaluate a model; wait until one has."""
-        sizes = self._data.split(split).size
-        if not sizes.any():
+        """Let the devices that are online evaluate a model; wait until one has.
+
+        A message costs more than an evaluation, so all splits are asked for in one.
+        """
+        if split not in self.splits:
             raise FedMomError(f"The devices have no {split} samples to evaluate.")
-        most, pause = _cap(sizes[sizes > 0], budget), FIRST_PAUSE
-        model = wire.arrays_of(params)
+        asked, waiting = self._evaluated
+        if asked is params and (split, budget) in waiting:
+            return waiting.pop((split, budget))
+        pause, model = FIRST_PAUSE, wire.arrays_of(params)
         while True:
-            told = {}
-            for client, content in self._evaluations(model, split, sizes, most):
-                try:
-                    told[client] = _sums(content, min(int(sizes[client]), most))
-                except UnusableReplyError as error:
-                    self._note("rejected", client, reason=str(error))
-            if told:
-                return self._scores(told, sizes)
+            scores = self._ask_scores(model, budget)
+            if split in scores:
+                self._evaluated = (params, {(s, budget): scores[s] for s in scores if s != split})
+                return scores[split]
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -212,7 +214,7 @@ class DeviceRuntime:
         for answered in self._link.take(list(self._asked), wire.bytes_of(form)):
             question = self._asked.pop(answered.asked)
             try:
-                block = _block(question, answered, form)
+                reply = block(question.client, question.round, answered, form)
             except UnusableReplyError as error:
                 self._fail(question, str(error))
                 continue
@@ -225,7 +227,7 @@ class DeviceRuntime:
                 seconds=round(answered.seconds, 3),
                 bytes=answered.bytes,
             )
-            yield block
+            yield reply
 
     def _keeps_state(self, broadcast: Any) -> bool:
         return bool(jax.tree.leaves(jax.eval_shape(self._client.init, broadcast)))
@@ -268,54 +270,55 @@ class DeviceRuntime:
         )
         self._send(again)
 
-    def _evaluations(
-        self, model: ArrayRecord, split: str, sizes: Clients, most: int
-    ) -> Iterator[tuple[int, RecordDict]]:
-        """Ask everybody who is online and has samples; yield what comes back."""
+    def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
+        """Ask everybody who is online; return the scores on every split that somebody has."""
+        takes = {s: taken(self._data.split(s).size, budget) for s in self.splits}
         nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
         contents = {
-            node: RecordDict(
-                {
-                    wire.MODEL: model,
-                    wire.TASK: self._evaluation(client, split, min(int(sizes[client]), most)),
-                }
-            )
+            node: RecordDict({wire.MODEL: model, wire.TASK: self._evaluation(client, takes)})
             for client, node in nodes.items()
-            if sizes[client]
         }
         clients = {node: client for client, node in nodes.items()}
         sent = self._link.send(MessageType.EVALUATE, contents, self._deadline)
         asked = {message: clients[node] for node, message in sent.items() if message}
+        told: dict[str, dict[int, Sums]] = {split: {} for split in takes}
         while asked:
             for answered in self._link.take(list(asked), 0):
                 client = asked.pop(answered.asked)
-                if answered.content is None:
-                    self._note("failed", client, reason=answered.fault)
+                try:
+                    for split, sums in all_sums(answered, takes, client).items():
+                        told[split][client] = sums
+                except UnusableReplyError as error:
+                    self._note("failed", client, reason=str(error))
                 else:
                     self._note("evaluated", client, seconds=round(answered.seconds, 3))
-                    yield client, answered.content
             if asked:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
+        return {
+            split: self._scores(sums, self._data.split(split).size, takes[split])
+            for split, sums in told.items()
+            if sums
+        }
 
-    def _evaluation(self, client: int, split: str, budget: int) -> ConfigRecord:
+    def _evaluation(self, client: int, takes: Mapping[str, Clients]) -> ConfigRecord:
         state = self._changed.get(client, self._rounds.get(client, NEW))
-        own = {"run": self._data.run, "client": client, "state": state}
-        return ConfigRecord({**self._link.settings, **own, "split": split, "budget": budget})
+        counts = {split: int(count[client]) for split, count in takes.items()}
+        run = {"run": self._data.run}
+        return ConfigRecord(
+            {**self._link.settings, **run, "client": client, "state": state, **counts}
+        )
 
-    def _scores(self, told: Mapping[int, tuple[int, dict[str, float]]], sizes: Clients) -> Scores:
+    def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
         """Put together what devices measured, leaving out those who measured something else."""
-        usual, _ = Counter(tuple(sums) for _, sums in told.values()).most_common(1)[0]
-        alike = {c: pair for c, pair in told.items() if tuple(pair[1]) == usual}
-        finite = {c: p for c, p in alike.items() if np.isfinite(list(p[1].values())).all()}
+        usual, _ = Counter(tuple(sums) for sums in told.values()).most_common(1)[0]
+        alike = {client: sums for client, sums in told.items() if tuple(sums) == usual}
+        finite = {c: sums for c, sums in alike.items() if np.isfinite(list(sums.values())).all()}
         kept = finite or alike  # nobody's is: the model's own fault, which the caller tells
         for client in told.keys() - kept.keys():
-            self._note("rejected", client, reason="its sums are not finite, or not those asked for")
+            self._note("failed", client, reason="its sums are not finite, or not those asked for")
         clients = sorted(kept)
-        return Scores(
-            samples=sizes[clients],
-            evaluated=np.array([kept[c][0] for c in clients], np.int64),
-            sums={name: np.array([kept[c][1][name] for c in clients]) for name in usual},
-        )
+        sums = {name: np.array([kept[c][name] for c in clients]) for name in usual}
+        return Scores(sizes[clients], counts[clients], sums)
 
     def _note(self, event: str, client: int, round_: int | None = None, **more: Any) -> None:
         place = {} if round_ is None else {"round": round_ + 1}
@@ -365,37 +368,3 @@ def flower(
     """Real devices, reached through Flower; `fedmom deploy run` starts it."""
     asked = terms(devices=devices, deadline=deadline, least=least, max_samples=max_samples)
     return DeviceRuntime(workload, deadline=asked.deadline, least=asked.least)
-
-
-def _block(question: _Question, answered: Answered, form: Params) -> Block:
-    """Return a reply as the loop takes it."""
-    if answered.content is None:
-        raise UnusableReplyError(answered.fault)
-    update = wire.tree_of(answered.content, wire.UPDATE, form)
-    samples = wire.number(answered.content, "samples", int)
-    loss = wire.number(answered.content, "loss", float)
-    if not 0 <= samples < 2**62:
-        raise UnusableReplyError("it claims a number of samples that nobody has")
-    return Block(
-        clients=np.array([question.client]),
-        update=jax.tree.map(lambda leaf: leaf[None], update),
-        samples=np.array([samples]),
-        metrics={"loss": np.array([loss], np.float32)},
-        version=question.round,
-    )
-
-
-def _sums(content: RecordDict, expected: int) -> tuple[int, dict[str, float]]:
-    """Return how many samples a device evaluated, and its sums."""
-    evaluated = wire.number(content, "evaluated", int)
-    if evaluated != expected:
-        raise UnusableReplyError(f"it evaluated {evaluated} samples, not {expected}")
-    facts = content[wire.FACTS]
-    assert isinstance(facts, MetricRecord)
-    names = sorted(name for name in facts if name.startswith("sum/"))
-    sums = {name.removeprefix("sum/"): wire.number(content, name, float) for name in names}
-    if "loss" not in sums:
-        raise UnusableReplyError("it does not tell its loss")
-    if not 0 <= sums.get("accuracy", 0) <= evaluated:
-        raise UnusableReplyError(f"it claims to be right on {sums['accuracy']} of {evaluated}")
-    return evaluated, sums
