@@ -47,7 +47,7 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    start_client_internal.time = EagerTime()  # type: ignore[attr-defined]
+    setattr(start_client_internal, "time", EagerTime())  # noqa: B010
     port = sys.argv[sys.argv.index("--port") + 1]
     worker = [sys.executable, "-m", "fedmom.flower.node", "--work", f"127.0.0.1:{port}"]
     subprocess.Popen([*worker, str(os.getpid())])  # it ends with this process

@@ -103,7 +103,7 @@ def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
             told = time.monotonic()
             say(f"Waiting for devices: {len(known)} of {least} are there.")
         time.sleep(SECONDS_BETWEEN_LOOKS * 5)
-    found = sorted(known.values(), key=lambda pair: (_natural(pair[0].name), pair[0].key))
+    found = sorted(known.values(), key=lambda pair: (natural(pair[0].name), pair[0].key))
     devices = [device for device, _ in found]
     say(f"{len(devices)} devices take part: {', '.join(device.name for device in devices)}.")
     return population(secrets.token_hex(8), _common([f for _, f in found]), devices, link)
@@ -168,6 +168,6 @@ def _common(features: Sequence[Features]) -> Features:
     return features[0]._replace(classes=max(f.classes for f in features))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that puts device-2 before device-10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,20 @@ def tree_of(content: RecordDict, name: str, form: Params) -> Params:
     return jax.tree.unflatten(
         structure, [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
     )
+
+
+def named_arrays(
+    content: RecordDict, name: str, form: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a record that keeps their names, if they have the expected form.
+
+    Raises:
+        UnusableReplyError: Names, shapes, types or lengths are others.
+    """
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord) or set(record) != set(form):
+        raise UnusableReplyError(f"its {name} do not have the model's names")
+    return {key: _read(record[key], expected) for key, expected in form.items()}
 
 
 def bytes_of(form: Params) -> int:
