@@ -188,7 +188,7 @@ class FedMom(Strategy):
 
     def aggregate_evaluate(
         self,
-        server_round: int,
+        server_round: int,  # noqa: ARG002
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Return the mean of what nodes measured, weighted by their samples."""
