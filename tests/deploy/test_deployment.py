@@ -17,7 +17,7 @@ from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.flower import certificates
 from fedmom.reports import run_page
-from tests.cli.command import call
+from tests.cli.command import invoke
 from tests.deploy.field import DATA, Field
 
 WORK = {"lr": 0.01, "local-steps": 3, "seed": 5, "eval-samples": "all"}
@@ -89,7 +89,7 @@ def test_a_deployed_run_is_the_simulated_one(field, tmp_path):
 
 
 def test_status_tells_who_is_online(field):
-    shown = call("deploy", "status", field.path)
+    shown = invoke("deploy", "status", field.path)
     assert shown.count("online") == 3
 
 

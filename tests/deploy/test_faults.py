@@ -140,13 +140,17 @@ def test_behind_nginx_devices_reach_the_fleet_api_and_nothing_else(tmp_path):
 HOSTILE = """
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from fedmom.flower import client_app as app
-from fedmom.flower import device_end
+from flwr.clientapp import ClientApp
 
-honest = device_end.respond
-KINDS = ["nan", "huge", "names", "shape", "samples", "raise"]
+from fedmom.flower.device_end import respond as honest
+
+KINDS = ["nan", "huge", "names", "shape", "samples", "type"]
+app = ClientApp()
 
 
+@app.query()
+@app.train()
+@app.evaluate()
 def respond(message, context):
     reply = honest(message, context)
     if context.node_config["folder"].endswith("device-3") and "update" in reply.content:
@@ -158,7 +162,7 @@ def spoil(message, reply, kind):
     update = {name: array.numpy() for name, array in reply.content["update"].items()}
     facts = dict(reply.content["facts"])
     if kind == "nan":
-        update["0"][:] = np.nan
+        update["0"] = np.full_like(update["0"], np.nan)
     elif kind == "huge":
         update["0"] = np.zeros(300_000_000, np.float32)
     elif kind == "names":
@@ -168,14 +172,9 @@ def spoil(message, reply, kind):
     elif kind == "samples":
         facts["samples"] = 10**9
     else:
-        raise RuntimeError("my data is in /home/ann/secret.npz")
+        update["0"] = update["0"].astype(np.float64)
     arrays = ArrayRecord({name: Array(array) for name, array in update.items()})
     return Message(RecordDict({"update": arrays, "facts": MetricRecord(facts)}), reply_to=message)
-
-
-app.train()(respond) if False else None
-for kind in ("train", "evaluate", "query"):
-    app._registered_funcs[kind]["default"] = respond
 """
 
 
@@ -189,10 +188,8 @@ def test_hostile_devices_are_left_out_and_the_run_goes_on(field):
     reasons = [row["rejected"] for row in rows]
     assert all(len(rejected) == 1 and rejected[0][0] == 2 for rejected in reasons)
     told = " | ".join(rejected[0][1] for rejected in reasons)
-    for part in ("not finite", "bytes", "names", "shape", "it claims 1000000000 samples"):
+    for part in ("not finite", "bytes", "names", "shape", "float64", "it claims 1000000000"):
         assert part in told
-    everything = (field.folder / "run" / "devices.jsonl").read_text() + told
-    assert "secret" not in everything
 
 
 def test_a_soak_with_devices_that_leave_and_come(field):

@@ -3,6 +3,7 @@ wire."""
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from flwr.proto.node_pb2 import NodeInfo
@@ -22,11 +23,13 @@ from fedmom.runtimes.devices.state import StateFolder
 
 
 class LoopGrid(Grid):
-    """Answers when it is asked for replies. ``offline`` nodes are not there; ``change`` may put
-    another reply in place of one."""
+    """Lets each node's function answer when replies are asked for.
 
-    def __init__(self, owners, change=lambda reply: reply):
-        self._owners, self._change = owners, change
+    ``offline`` nodes are not there; ``change`` may put another reply in place of one.
+    """
+
+    def __init__(self, handlers, change=lambda reply: reply):
+        self._handlers, self._change = handlers, change
         self._waiting = {}
         self.offline = set()
 
@@ -39,7 +42,7 @@ class LoopGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self):
-        return [node for node in self._owners if node not in self.offline]
+        return [node for node in self._handlers if node not in self.offline]
 
     def get_nodes(self):
         return [
@@ -57,7 +60,7 @@ class LoopGrid(Grid):
     def pull_messages(self, message_ids):
         for message_id in list(message_ids):
             message = self._waiting.pop(message_id)
-            reply = answer(message, self._owners[message.metadata.dst_node_id])
+            reply = self._handlers[message.metadata.dst_node_id](message)
             yield self._change(over_the_wire(reply))
 
     def send_and_receive(self, *_, **__):
@@ -100,7 +103,8 @@ def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, 
             trouble=trouble or (lambda _error: None),
         )
 
-    grid = LoopGrid({100 + k: owner(k) for k in range(data.clients)}, change)
+    owners = {100 + k: owner(k) for k in range(data.clients)}
+    grid = LoopGrid({node: partial(answer, owner=owner) for node, owner in owners.items()}, change)
     known = [
         Device(
             identity(key(100 + k)), f"device-{k}", int(data.train.size[k]), int(data.test.size[k])
@@ -110,5 +114,5 @@ def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, 
     there = population("0123456789abcdef", data.features, known, Link(grid))
     work = Workload(there, workload.model, workload.work, workload.algorithm, workload.seed)
     runtime = DeviceRuntime(work, deadline=60.0, least=least)
-    runtime.grid = grid
+    runtime.grid, runtime.owners = grid, owners
     return runtime

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -18,6 +19,7 @@ from fedmom.data.federated import Features
 from fedmom.runtimes.base import Block, Failure, Workload
 from fedmom.runtimes.devices import runtime as device_runtime
 from fedmom.runtimes.devices import wire
+from fedmom.runtimes.devices.answer import answer
 from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
 from fedmom.runtimes.devices.link import Link
 from fedmom.runtimes.devices.population import from_json, meet, to_json
@@ -332,11 +334,11 @@ def test_a_claim_that_cannot_be_is_not_believed(data, model):
 
 
 def test_labels_that_only_some_devices_have_count_for_all(data, model):
-    owners = devices(work(data, model)).grid._owners
+    owners = devices(work(data, model)).owners
     more = owners[101]._replace(
         data=lambda: replace(owners[100].data(), features=Features("vector", (4,), 7))
     )
-    grid = LoopGrid({100: owners[100], 101: more})
+    grid = LoopGrid({100: partial(answer, owner=owners[100]), 101: partial(answer, owner=more)})
     assert meet(Link(grid), 2, 1000, lambda _: None).features.classes == 7
 
 

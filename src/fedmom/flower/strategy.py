@@ -242,7 +242,7 @@ class FedMom(Strategy):
         typed = {n: np.asarray(gradient[n], state.params[n].dtype) for n in trained}
         updates, server = self.optimizer(self._rate()).update(typed, state.server, params)
         stepped = optax.apply_updates(params, updates)
-        new = {n: np.asarray(stepped[n]) for n in trained}
+        new = {n: np.asarray(stepped[n], params[n].dtype) for n in trained}
         counters = {
             n: np.round(state.params[n] - gradient[n]).astype(state.params[n].dtype)
             for n in self._names
@@ -257,7 +257,8 @@ class FedMom(Strategy):
         self._state = State(state.round + 1, {n: both[n] for n in self._names}, server)
         if self._folder is not None:
             self._known.save()
-            save(self._folder, Checkpoint(self._state, {}))
+            # The model as NumPy's arrays: JAX would make 64-bit numbers 32-bit ones.
+            save(self._folder, Checkpoint(self._state._replace(params={}), self._state.params))
 
     def _begin(self, arrays: ArrayRecord) -> None:
         """Take the first model, or go on with the one that was saved."""
@@ -268,8 +269,15 @@ class FedMom(Strategy):
         self._state = State(0, params, server)
         if self._folder is not None and (self._folder / NEWEST).exists():
             pointer = read_pointer(self._folder / NEWEST)
-            kept = load(self._folder, pointer, self._state).state
-            self._state = jax.tree.map(np.asarray, kept)._replace(round=pointer.round)
+            kept = load(self._folder, pointer, self._state._replace(params={}))
+            found = {name: (a.shape, a.dtype) for name, a in kept.runtime.items()}
+            if found != {name: (a.shape, a.dtype) for name, a in params.items()}:
+                raise FedMomError(
+                    f"{self._folder} holds another model than the one to be trained. Choose another"
+                    " folder."
+                )
+            server = jax.tree.map(np.asarray, kept.state.server)
+            self._state = State(pointer.round, kept.runtime, server)
             log(INFO, "Going on after round %s, from %s", pointer.round, self._folder)
 
     def _now(self) -> State:
