@@ -3,12 +3,14 @@
     pip install -e '.[flower]'
     python benchmarks/flower_round.py --rounds 8
 
-Both apps send a model of 610 numbers and take next to no time to train it, so that what is measured is
-the way there and back. Each runs on nodes started by ``flower-supernode`` and on nodes started by
-``fedmom deploy device``, one after another, with TLS and keys. Prints the median seconds of a round.
+Both apps send a model of 610 numbers and take next to no time to train it, so that what is
+measured is the way there and back. Each runs on nodes started by ``flower-supernode`` and on nodes
+started by ``fedmom deploy device``, one after another, with TLS and keys. Prints the median seconds
+of a round.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -96,17 +98,8 @@ def wait(condition):
 
 def run(deployment, values, app=None):
     """Run an app to its end."""
-    other = (
-        deployment
-        if app is None
-        else type(deployment)(
-            app.parent, deployment.address, deployment.listen, deployment.insecure
-        )
-    )
     with Control(deployment) as control:
-        control._deployment = other
-        run_id = control.start(values)
-        control._deployment = deployment
+        run_id = control.start(values, app)
         wait(lambda: control.run(run_id).ended)
         ended = control.run(run_id)
     if ended.status != "completed":
@@ -118,7 +111,7 @@ def measure(deployment, peer, rounds, place):
     out = place / "peer.json"
     run(deployment, {"rounds": rounds + 1, "out": str(out)}, peer)
     ends = json.loads(out.read_text())
-    theirs = statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
+    theirs = statistics.median(b - a for a, b in itertools.pairwise(ends))
     settings = {"rounds": rounds + 1, "clients-per-round": 3, "local-steps": 1, "eval-every": 10**6}
     runtime = "flower:devices=3,deadline=300"
     run(deployment, {**settings, "runtime": runtime, "out": str(place / "ours")})

@@ -118,13 +118,14 @@ class Control:
                 new.append(name)
         return new
 
-    def start(self, values: dict[str, Any]) -> int:
-        """Start a run of the deployment's app; return its number.
+    def start(self, values: dict[str, Any], app: Path | None = None) -> int:
+        """Start a run; return its number.
 
         Args:
             values: Settings that replace those of the app.
+            app: Another app than the deployment's own.
         """
-        content = packed_app(self._deployment.app, values)
+        content = packed_app(app or self._deployment.app, values)
         with self._told():
             fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
             response = self._client.StartRun(StartRunRequest(fab=fab))
