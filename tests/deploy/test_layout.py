@@ -13,7 +13,7 @@ from flwr.cli.config_utils import load_and_validate
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
 from fedmom.data.save import save_store
-from fedmom.flower import layout, programs
+from fedmom.flower import layout, node, programs
 from fedmom.flower.control import packed_app, settings_of
 from fedmom.flower.device_end import own_data
 from fedmom.flower.run_process import follow
@@ -60,10 +60,10 @@ def test_tls_and_keys_are_the_default_of_every_program(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
     device = layout.open_device(tmp_path / "fl" / "devices" / "device-1")
     server = programs.superlink(deployment)
-    node = programs.supernode(device, 9101, "mine.npz", None, device.address)
+    supernode = programs.supernode(device, 9101, "mine.npz", None, device.address)
     assert "--enable-supernode-auth" in server
-    assert "--auth-supernode-private-key" in node
-    assert "--insecure" not in server + node
+    assert "--auth-supernode-private-key" in supernode
+    assert "--insecure" not in server + supernode
 
 
 def test_insecure_is_for_one_machine(tmp_path):
@@ -182,3 +182,18 @@ def test_the_settings_of_the_template_are_settings(tmp_path):
     own = project["tool"]["flwr"]["app"]["config"]
     own.pop(OUT)
     assert settings.parse({**DEFAULTS, **own}).runtime.startswith("flower:")
+
+
+def test_pauses_are_short_while_a_run_goes_on(monkeypatch):
+    """Flower's loop sleeps 0.5 s while its client works, and 3 s when there is nothing to do."""
+    now, slept = [0.0], []
+    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node.time, "sleep", slept.append)
+    eager = node.EagerTime()
+    eager.sleep(3)
+    eager.sleep(0.5)
+    eager.sleep(3)
+    now[0] = node.EAGER_SECONDS + 1
+    eager.sleep(3)
+    assert slept == [3, node.LOOKS_FOR_REPLY, node.EAGER_LOOKS, 3]
+    assert eager.time() > 0  # all else is the module's

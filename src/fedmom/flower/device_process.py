@@ -60,15 +60,16 @@ def participate(
             command = programs.supernode(
                 device, programs.free_port(), str(locate(data)), client, address
             )
-            refusal = _attend(device, command, say)
+            refusal, was_let_in = _attend(device, command, say)
+            since = time.monotonic() if was_let_in else since
             if time.monotonic() - since > SECONDS_TO_RETURN:
                 raise FedMomError(f"{address} does not let this device in: {refusal}.")
             say(f"{refusal}. Trying again.")
             time.sleep(SECONDS_BETWEEN_TRIES)
 
 
-def _attend(device: DeviceFolder, command: list[str], say: Say) -> str:
-    """Run a SuperNode and tell what it does; return why it has ended."""
+def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
+    """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
     cache = device.path / "cache"
     home = programs.environment(device.path / "flwr", FEDMOM_CACHE=str(cache))
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
@@ -83,7 +84,7 @@ def _attend(device: DeviceFolder, command: list[str], say: Say) -> str:
                 say(line.partition(" ")[2])  # without the day
             time.sleep(SECONDS_BETWEEN_LOOKS)
     text += log.news()
-    return _why(device, text, process)
+    return _why(device, text, process), connected
 
 
 def _why(device: DeviceFolder, text: str, process: "subprocess.Popen[bytes]") -> str:

@@ -6,8 +6,10 @@ loaded everything already: each message is still handled by a process of its own
 """
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -50,10 +52,17 @@ def main() -> None:
     setattr(start_client_internal, "time", EagerTime())  # noqa: B010
     port = sys.argv[sys.argv.index("--port") + 1]
     worker = [sys.executable, "-m", "fedmom.flower.node", "--work", f"127.0.0.1:{port}"]
-    subprocess.Popen([*worker, str(os.getpid())])  # it ends with this process
+    working = subprocess.Popen([*worker, str(os.getpid())])  # it ends with this process
+    threading.Thread(target=_end_with, args=(working,), daemon=True).start()
     sys.argv += ["--isolation", "process"]
     start_parent_process_monitor(parent)  # it ends with who has started it
     flower_supernode()
+
+
+def _end_with(worker: "subprocess.Popen[bytes]") -> None:
+    """End this process when its worker has: nobody would handle its messages."""
+    worker.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def work(address: str, parent: int) -> None:

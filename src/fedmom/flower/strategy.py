@@ -1,7 +1,7 @@
 """FedMom and FedAvg as strategies, for Flower apps whose clients stay as they are."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fedmom.core.types import Params, Weighting
 from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
 from fedmom.flower.known_nodes import KnownNodes
 from fedmom.runtimes.devices import wire
+from fedmom.runtimes.devices.inbox import Inbox
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Node
 from fedmom.runtimes.devices.wire import UnusableReplyError
 from fedmom.training.loop import State
@@ -119,7 +120,9 @@ class FedMom(Strategy):
         while self._now().round < num_rounds:
             done = self._now().round + 1
             messages = list(self.configure_train(done, self._arrays(), _copy(train_config), grid))
-            arrays, metrics = self.aggregate_train(done, _answers(grid, messages, timeout))
+            most = wire.bytes_of(self._now().params)
+            replies = _answers(grid, messages, timeout, most)
+            arrays, metrics = self.aggregate_train(done, replies)
             if arrays is None:
                 log(WARNING, "Round %s had too few replies and is repeated.", done)
                 time.sleep(1)
@@ -129,7 +132,7 @@ class FedMom(Strategy):
                 result.train_metrics_clientapp[done] = metrics
             asked = list(self.configure_evaluate(done, arrays, _copy(evaluate_config), grid))
             if asked:
-                found = self.aggregate_evaluate(done, _answers(grid, asked, timeout))
+                found = self.aggregate_evaluate(done, _answers(grid, asked, timeout, 0))
                 if found is not None:
                     result.evaluate_metrics_clientapp[done] = found
             if evaluate_fn and (central := evaluate_fn(done, arrays)) is not None:
@@ -321,14 +324,17 @@ def _messages(
     return [Message(content, node.id, kind, group_id=str(round_)) for node in nodes]
 
 
-def _answers(grid: Grid, messages: list[Message], timeout: float) -> Iterable[Message]:
-    """Send messages and yield the replies, looking more often than Flower does."""
+def _answers(grid: Grid, messages: list[Message], timeout: float, most: int) -> Iterator[Message]:
+    """Send messages and yield the replies, none of which is larger than it may be."""
     waiting = {sent for sent in grid.push_messages(messages) if sent}
-    end = time.monotonic() + timeout
+    inbox, end = Inbox(grid), time.monotonic() + timeout
     while waiting and time.monotonic() < end:
-        for reply in grid.pull_messages(waiting):
-            waiting.discard(reply.metadata.reply_to_message_id)
-            yield reply
+        for reply in inbox.take(sorted(waiting), most):
+            waiting.discard(reply.asked)
+            if reply.message is None:
+                log(WARNING, "A reply does not count: %s", reply.fault)
+            else:
+                yield reply.message
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 

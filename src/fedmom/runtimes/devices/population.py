@@ -1,6 +1,7 @@
 """Who takes part: every device's number of samples, asked once and remembered by its key."""
 
 import json
+import math
 import re
 import secrets
 import time
@@ -18,6 +19,7 @@ from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
 
 QUERY_SECONDS = 60.0
 SECONDS_BETWEEN_NEWS = 10.0
+SECONDS_TO_MEND = 30.0
 MOST_VALUES = 2**24  # numbers in one input, and labels: more is no claim to believe
 LONGEST_NAME = 100
 Say = Callable[[str], None]
@@ -93,9 +95,13 @@ def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
         say: Told of who is there, and of who is left out and why.
     """
     known: dict[str, tuple[Device, Features]] = {}
+    asked: dict[str, float] = {}  # when: who could not take part may mend what is wrong
     told = -SECONDS_BETWEEN_NEWS
     while True:
-        new = [node for node in link.nodes() if node.key not in known]
+        now = time.monotonic()
+        new = [n for n in link.nodes() if now - asked.get(n.key, -math.inf) > SECONDS_TO_MEND]
+        new = [node for node in new if node.key not in known]
+        asked |= dict.fromkeys((node.key for node in new), now)
         known |= _ask(link, new, max_samples, say)
         if len(known) >= least:
             break
