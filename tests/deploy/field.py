@@ -22,10 +22,10 @@ def fedmom(*words):
 class Field:
     """A server and its devices, each started by its own ``fedmom deploy`` command."""
 
-    def __init__(self, folder, devices=3, *, name="fl"):
+    def __init__(self, folder, devices=3, *, name="fl", insecure=False):
         self.path = Path(folder) / name
         address = f"127.0.0.1:{free_port()}"
-        self.deployment = create(self.path, address, devices)
+        self.deployment = create(self.path, address, devices, insecure=insecure)
         self.folder = Path(folder)
         self._processes = {}
 

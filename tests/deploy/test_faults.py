@@ -109,6 +109,16 @@ def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
         assert {node.name for node in control.nodes()} == {"device-1", "device-2", "device-3"}
 
 
+def test_a_trial_without_tls_on_one_machine(tmp_path):
+    with Field(tmp_path, 2, insecure=True) as field:
+        field.server()
+        for number in (1, 2):
+            field.device(number)
+        field.run("run", *options(rounds=2, runtime="flower:devices=2"))
+        assert field.finished(patience=LONG) == 0, field.all_printed()
+        assert len(lines(field.folder / "run", "rounds.jsonl")) == 2
+
+
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_behind_nginx_devices_reach_the_fleet_api_and_nothing_else(tmp_path):
     """An outsider with the CA's certificate can neither register a node nor start a run."""
