@@ -41,6 +41,10 @@ COMMANDS = {
         "fedmom.cli.trained:export",
         "Write a run's model as a safetensors file, with a model card.",
     ),
+    "deploy": (
+        "fedmom.cli.deploy:deploy_commands",
+        "Train on real devices, through Flower.",
+    ),
     "data": (
         "fedmom.cli.data:data_commands",
         "Look at datasets, check them, and prepare them for training.",
@@ -74,6 +78,7 @@ def cli() -> None:
       fedmom sweep --help                  a grid of settings, on all cores
       fedmom paper                         the paper's tables and figures, and its claims judged
       fedmom theory --help                 what the convergence theory says of a task
+      fedmom deploy --help                 the same training on real devices
       fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
       fedmom report runs/compare           a page about runs, with curves and tables
       fedmom watch runs/compare            the same page while they go on

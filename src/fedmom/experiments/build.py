@@ -14,7 +14,7 @@ from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.registry import options
 from fedmom.core.types import Schedule
-from fedmom.data.federated import FederatedData
+from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import limits
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
 from fedmom.experiments.step_sizes import default_lr
@@ -129,15 +129,7 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
             f" clients of {data.name}. Take at most {data.clients}."
         )
     config = _complete(config, data)
-    algorithm = algorithms.algorithm(
-        config.algorithm,
-        config.server_lr,
-        config.momentum,
-        config.average,
-        config.aggregate,
-        config.weighting,
-    )
-    work = _work(config, algorithm)
+    model, algorithm, work = parts(config, data.features)
     limits.check(config, work, data)
     draw = SAMPLERS.build(config.sampler, data.train.size)
     pace: Pace = PACES.build(config.pace, draw, config.clients_per_round)
@@ -148,12 +140,30 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     return Experiment(
         config=config,
         data=data,
-        model=models.build(config.model, data.features),
+        model=model,
         algorithm=algorithm,
         work=work,
         pace=pace,
         notes=tuple(_eta_notes(config, data.clients)),
     )
+
+
+def parts(config: RunConfig, features: Features) -> tuple[Model, Algorithm, LocalWork]:
+    """Build what both ends of a run need, from settings with nothing left open.
+
+    Args:
+        config: The settings.
+        features: What the model must accept.
+    """
+    algorithm = algorithms.algorithm(
+        config.algorithm,
+        config.server_lr,
+        config.momentum,
+        config.average,
+        config.aggregate,
+        config.weighting,
+    )
+    return models.build(config.model, features), algorithm, _work(config, algorithm)
 
 
 def _check_algorithm(config: RunConfig) -> None:

@@ -13,7 +13,7 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.reports import curves, differences, drawing, palette, tables
+from fedmom.reports import curves, devices, differences, drawing, palette, tables
 from fedmom.reports.charts import Figure, Grid
 from fedmom.reports.html import Part, Section, Settings, Words, write_page
 from fedmom.reports.html.live import View
@@ -45,12 +45,14 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
     """
     groups = group_by_seed(results)
     evaluations, diagnostics = curves.evaluations(groups), curves.diagnostics(groups)
+    tables_of_devices = _devices(results)
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
         Section("Evaluations", [evaluations]),
         Section("Rounds", [curves.rounds(groups)]),
         *([Section("Diagnostics", [diagnostics])] if diagnostics else []),
         *_theory(groups),
+        *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
         Section("Settings", _settings(groups)),
     ]
     return Overview(*_headline(groups), sections, evaluations)
@@ -170,6 +172,18 @@ def _why(run: Result) -> str:
     """Return the reason in parentheses; the advice in the sentences after it is left out."""
     reason = run.why.partition(". ")[0].removesuffix(".")
     return f" ({reason})" if reason else ""
+
+
+def _devices(results: Sequence[Result]) -> list[Part]:
+    """Return a table of the devices of every run that was deployed."""
+    found = []
+    for run in results:
+        why = {c: reason for row in run.rounds for c, reason in row.get("rejected", ())}
+        shown = devices.grid(run.path, why)
+        if shown is not None:
+            title = shown.title if len(results) == 1 else f"{shown.title} of {run.path.name}"
+            found.append(replace(shown, title=title))
+    return [*found]
 
 
 def _settings(groups: Sequence[Group]) -> list[Part]:

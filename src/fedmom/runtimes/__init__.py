@@ -6,7 +6,11 @@ from fedmom.core.registry import Registry, options
 
 RUNTIMES = Registry(
     "runtime",
-    {"local": "fedmom.runtimes.local:local", "ray": "fedmom.runtimes.cluster.runtime:ray"},
+    {
+        "local": "fedmom.runtimes.local:local",
+        "ray": "fedmom.runtimes.cluster.runtime:ray",
+        "flower": "fedmom.runtimes.devices.runtime:flower",
+    },
 )
 
 

@@ -1,0 +1,198 @@
+"""The commands that put a run on real devices: init, server, device, run, status."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedmom.cli.options import FOLDER, gather, setting_options
+from fedmom.cli.output import OUT, note, stopped
+from fedmom.core.errors import FedMomError
+
+
+@click.group("deploy")
+def deploy_commands() -> None:
+    """Train on real devices, through Flower.
+
+    \b
+    fedmom deploy init fl --devices 3         an app, certificates, and a folder for each device
+    fedmom deploy server fl                   on the server: until Ctrl-C
+    fedmom deploy device device-1 --data ...  on each device: until Ctrl-C
+    fedmom deploy run fl --rounds 20          on the server: a run
+    fedmom deploy status fl                   who is online, and how runs stand
+    """
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise FedMomError(
+            "fedmom deploy needs Flower, which is an extra: pip install 'fedmom[flower]'."
+        )
+
+
+@deploy_commands.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--devices", type=int, default=2, show_default=True, help="How many get a key.")
+@click.option(
+    "--address",
+    default="127.0.0.1:8443",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="How devices will call the server.",
+)
+@click.option("--insecure", is_flag=True, help="No TLS and no keys: for trials on one machine.")
+def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
+    """Write a deployment: a Flower app, certificates, and a folder for each device.
+
+    \b
+    fedmom deploy init fl --devices 3
+    fedmom deploy init fl --devices 3 --address fl.example.org:9443
+    """
+    from fedmom.flower.layout import create, is_loopback, split_address
+
+    deployment = create(folder, address, devices, insecure=insecure)
+    OUT.print(f"App, with the settings of runs: {deployment.app / 'pyproject.toml'}")
+    if devices:
+        OUT.print(f"Take each folder below {folder / 'devices'} to its device, and nowhere else.")
+    OUT.print(f"Start the server: fedmom deploy server {folder}")
+    if not is_loopback(split_address(address)[0]):
+        OUT.print(
+            f"Its SuperLink listens on {deployment.listen} only. Let devices in with nginx:"
+            f" nginx -c {deployment.server.resolve() / 'nginx.conf'}"
+        )
+
+
+@deploy_commands.command("add-device")
+@click.argument("folder", type=FOLDER)
+@click.argument("name")
+def add_device(folder: Path, name: str) -> None:
+    """Give one more device a key. The server lets it in when it is started again.
+
+    \b
+    fedmom deploy add-device fl kitchen
+    """
+    from fedmom.core.files import slug
+    from fedmom.flower import layout
+
+    deployment = layout.open_deployment(folder)
+    if slug(name) != name or not name or name.startswith("."):
+        raise FedMomError(f"{name!r} cannot name a device. Take letters, digits and - or _.")
+    if (deployment.path / "devices" / name).exists():
+        raise FedMomError(f"There is a device {name} already. Choose another name.")
+    OUT.print(f"Take this folder to the device: {layout.add_device(deployment, name)}")
+
+
+@deploy_commands.command()
+@click.argument("folder", type=FOLDER)
+def server(folder: Path) -> None:
+    """Run the server of a deployment until Ctrl-C. It is started again should it crash.
+
+    \b
+    fedmom deploy server fl
+    """
+    from fedmom.flower.layout import open_deployment
+    from fedmom.flower.server_process import serve
+
+    try:
+        serve(open_deployment(folder), lambda text: OUT.print(text, highlight=False))
+    except KeyboardInterrupt:
+        stopped("The server has ended. Runs go on from their last checkpoint.")
+        raise
+
+
+@deploy_commands.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--data", required=True, help="This device's data: a path, or a dataset's name.")
+@click.option("--client", help="Which client of the data this device is, if it has several.")
+@click.option("--server", metavar="HOST:PORT", help="The server [default: as in device.toml].")
+def device(folder: Path, data: str, client: str | None, server: str | None) -> None:
+    """Take part with this device until Ctrl-C. Says what is asked of it, and what leaves it.
+
+    \b
+    fedmom deploy device device-1 --data mine.npz
+    fedmom deploy device device-1 --data synthetic:clients=3 --client 0
+    """
+    from fedmom.flower.device_process import participate
+    from fedmom.flower.layout import open_device
+
+    try:
+        participate(
+            open_device(folder),
+            data,
+            client,
+            server,
+            lambda text: OUT.print(text, highlight=False),
+        )
+    except KeyboardInterrupt:
+        stopped("This device takes part no longer.")
+        raise
+
+
+@deploy_commands.command()
+@click.argument("folder", type=FOLDER)
+@setting_options(leave_out=["data", "diagnostics", "diagnostics_every", "tensorboard"])
+@click.option("--out", type=FOLDER, help="The run's folder; a run that it holds goes on.")
+def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> None:
+    """Train on the devices of a deployment, whose server must be running.
+
+    The settings are those of the app's pyproject.toml; options override them.
+
+    \b
+    fedmom deploy run fl --rounds 50
+    """
+    from fedmom.flower.layout import open_deployment
+    from fedmom.flower.run_process import follow
+
+    deployment = open_deployment(folder)
+    values = gather(file, options, {})
+    place = (out or _free(deployment.path / "runs")).resolve()
+    try:
+        follow(deployment, place, values, lambda text: OUT.print(text, highlight=False), note)
+    except KeyboardInterrupt:
+        stopped(f"Stopped; nothing is lost. Go on: fedmom deploy run {folder} --out {place}")
+        raise
+    _show(place)
+
+
+@deploy_commands.command()
+@click.argument("folder", type=FOLDER)
+def status(folder: Path) -> None:
+    """Show which devices are online, and how the runs of a deployment stand.
+
+    \b
+    fedmom deploy status fl
+    """
+    from fedmom.experiments.results import find
+    from fedmom.flower.control import Control
+    from fedmom.flower.layout import open_deployment
+    from fedmom.reports import tables
+
+    deployment = open_deployment(folder)
+    with Control(deployment) as control:
+        nodes = control.nodes()
+    rows = [[n.name, "online" if n.online else "offline", n.since[:19]] for n in nodes]
+    OUT.print(tables.rich_table(("device", "is", "since (UTC)"), rows))
+    folders = sorted(p.parent for p in (deployment.path / "runs").glob("*/config.toml"))
+    for found in find(folders) if folders else []:
+        OUT.print(
+            f"{found.path}: {found.done} of {found.config.rounds} rounds, {found.status}",
+            highlight=False,
+        )
+
+
+def _free(runs: Path) -> Path:
+    """Return a folder for a new run."""
+    number = 1
+    while (folder := runs / f"run-{number}").exists():
+        number += 1
+    return folder
+
+
+def _show(folder: Path) -> None:
+    """Show the last evaluation of a run."""
+    from fedmom.experiments.results import as_groups, find, target
+    from fedmom.reports import tables
+
+    (result,) = find([folder])
+    groups = as_groups({result.config.algorithm: result})
+    tables.show(OUT, tables.grid(groups, target(groups)))
+    OUT.print(f"Run folder: {folder}", markup=False)

@@ -1,0 +1,193 @@
+"""What a deployment's server is told and asked: devices' keys, runs, who is online."""
+
+import contextlib
+import hashlib
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import tomli_w
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.utils import collect_files
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedmom.core.errors import FedMomError
+from fedmom.flower.certificates import public_key_bytes
+from fedmom.flower.layout import Deployment
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A device, as the SuperLink knows it."""
+
+    name: str
+    online: bool
+    since: str
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run, as the SuperLink knows it: ``completed``, ``failed``, ... and why."""
+
+    id: int
+    status: str
+    details: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in ("completed", "failed", "stopped")
+
+
+class Control:
+    """The Control API of a deployment's SuperLink.
+
+    Args:
+        deployment: The deployment.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._client = ControlHttpClient.from_server_address(
+            deployment.listen,
+            deployment.insecure,
+            None if deployment.ca is None else deployment.ca.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
+        )
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def is_up(self) -> bool:
+        """Tell whether the SuperLink answers."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._client.ListNodes(ListNodesRequest())
+            return True
+        return False
+
+    def nodes(self) -> list[NodeStatus]:
+        """Return the devices that may take part."""
+        with self._told():
+            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [
+            NodeStatus(
+                node.name or f"node {node.node_id}",
+                node.status == "online",
+                str(
+                    node.last_activated_at if node.status == "online" else node.last_deactivated_at
+                ),
+            )
+            for node in found
+            if node.status != "unregistered"
+        ]
+
+    def register_keys(self) -> list[str]:
+        """Let the devices in whose public keys are in the folder; return who is new."""
+        with self._told():
+            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        known = {node.public_key for node in nodes}
+        new = []
+        for name, file in self._deployment.keys.items():
+            key = public_key_bytes(file)
+            if key not in known:
+                with self._told():
+                    self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                new.append(name)
+        return new
+
+    def start(self, values: dict[str, Any], app: Path | None = None) -> int:
+        """Start a run; return its number.
+
+        Args:
+            values: Settings that replace those of the app.
+            app: Another app than the deployment's own.
+        """
+        content = packed_app(app or self._deployment.app, values)
+        with self._told():
+            fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+            response = self._client.StartRun(StartRunRequest(fab=fab))
+        if not response.HasField("run_id"):
+            raise FedMomError("Flower did not start the run; server/superlink.log may say why.")
+        return int(response.run_id)
+
+    def stop(self, run_id: int) -> None:
+        """Stop a run."""
+        with self._told():
+            self._client.StopRun(StopRunRequest(run_id=run_id))
+
+    def run(self, run_id: int) -> RunStatus:
+        """Return how a run stands."""
+        with self._told():
+            found = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+        return RunStatus(run_id, found.sub_status or found.status, found.details)
+
+    def log(self, run_id: int, after: float) -> Iterator[tuple[str, float]]:
+        """Yield what a run prints, each with a time to go on from."""
+        request = StreamLogsRequest(run_id=run_id, after_timestamp=after)
+        with contextlib.suppress(httpx.HTTPError):  # the caller looks again
+            for part in self._client.StreamLogs(request):
+                yield part.log_output, part.latest_timestamp
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Make sentences of the errors of the network."""
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            raise FedMomError(
+                f"The server at {self._deployment.listen} refused: {error.response.text[:300]}"
+            ) from None
+        except httpx.HTTPError as error:
+            raise FedMomError(
+                f"The server at {self._deployment.listen} does not answer"
+                f" ({type(error).__name__}). Start it: fedmom deploy server"
+                f" {self._deployment.path}"
+            ) from None
+
+
+def packed_app(app: Path, values: dict[str, Any]) -> bytes:
+    """Return an app as Flower sends it to devices, with some settings replaced."""
+    project = _project(app)
+    project["tool"]["flwr"]["app"]["config"] = settings_of(app) | values
+    files: dict[str, bytes | Path] = {
+        **collect_files(app),
+        "pyproject.toml": tomli_w.dumps(project).encode(),
+    }
+    return build_fab_from_files(files)[0]
+
+
+def settings_of(app: Path) -> dict[str, Any]:
+    """Return the settings in an app's pyproject.toml."""
+    return dict(_project(app)["tool"]["flwr"]["app"].get("config", {}))
+
+
+def _project(app: Path) -> dict[str, Any]:
+    try:
+        project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        project["tool"]["flwr"]["app"].items()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise FedMomError(f"{app / 'pyproject.toml'} is no Flower app's: {error}.") from None
+    return project

@@ -1,0 +1,214 @@
+"""A deployment's folder: the app, what the server keeps to itself, and a folder for each device.
+
+app/                  a Flower app: its settings are in pyproject.toml
+server/               certificates, the devices' public keys, the SuperLink's records
+devices/device-1/     to be taken to the device: its key, the CA's certificate, device.toml
+runs/                 a folder for each run
+"""
+
+import ipaddress
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import tomli_w
+
+from fedmom.core.errors import FedMomError
+
+INSIDE = "127.0.0.1:8000"  # where the SuperLink listens, if devices do not call it on loopback
+SERVER, DEVICE = "server.toml", "device.toml"
+TEMPLATES = {
+    "pyproject.toml": "app/pyproject.toml",
+    "init.py.txt": "app/fedmom_app/__init__.py",
+    "server_app.py.txt": "app/fedmom_app/server_app.py",
+    "client_app.py.txt": "app/fedmom_app/client_app.py",
+    "nginx.conf": "server/nginx.conf",
+    "flower.toml": "server/flwr/config.toml",
+}
+MOST_DEVICES = 10_000
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where a deployment's things are, and how its server is reached.
+
+    Args:
+        path: Its folder.
+        address: ``host:port``, as devices call the server.
+        listen: ``host:port`` where the SuperLink listens.
+        insecure: Without TLS and keys, which is for trials on one machine.
+    """
+
+    path: Path
+    address: str
+    listen: str
+    insecure: bool
+
+    @property
+    def server(self) -> Path:
+        """What stays with the server."""
+        return self.path / "server"
+
+    @property
+    def app(self) -> Path:
+        """The Flower app."""
+        return self.path / "app"
+
+    @property
+    def keys(self) -> dict[str, Path]:
+        """The public keys of devices, by their names."""
+        return {file.stem: file for file in sorted((self.server / "keys").glob("*.pub"))}
+
+    @property
+    def ca(self) -> Path | None:
+        """The CA's certificate; None without TLS."""
+        return None if self.insecure else self.server / "ca.pem"
+
+
+@dataclass(frozen=True)
+class DeviceFolder:
+    """What a device was given: which server to call, and with which key."""
+
+    path: Path
+    name: str
+    address: str
+    insecure: bool
+
+    @property
+    def key(self) -> Path:
+        """The device's private key."""
+        return self.path / "device.key"
+
+    @property
+    def ca(self) -> Path:
+        """The CA's certificate."""
+        return self.path / "ca.pem"
+
+
+def create(path: Path, address: str, devices: int, *, insecure: bool = False) -> Deployment:
+    """Write a deployment's folder.
+
+    Args:
+        path: The folder, which must not hold a deployment.
+        address: ``host:port``, as devices will call the server.
+        devices: How many devices get a key.
+        insecure: Without TLS and keys; only on loopback.
+
+    Returns:
+        The deployment.
+    """
+    host, port = split_address(address)
+    if insecure and not is_loopback(host):
+        raise FedMomError(
+            f"--insecure is for trials on one machine, and {host} is another. Leave it out."
+        )
+    if not 0 <= devices <= MOST_DEVICES:
+        raise FedMomError(f"--devices {devices} is not a number from 0 to {MOST_DEVICES:,}.")
+    if (path / "server" / SERVER).exists() or (path / "app").exists():
+        raise FedMomError(f"{path} holds a deployment already. Choose another folder.")
+    listen = address if is_loopback(host) else INSIDE
+    deployment = Deployment(path, address, listen, insecure)
+    for folder in ("app/fedmom_app", "server/keys", "server/flwr", "devices", "runs"):
+        (path / folder).mkdir(parents=True, exist_ok=True)
+    deployment.server.chmod(0o700)
+    if not insecure:
+        from fedmom.flower import certificates
+
+        hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
+        certificates.write_server(deployment.server, list(hosts))
+    _write_templates(deployment, port)
+    facts = {"address": address, "listen": listen, "insecure": insecure}
+    (deployment.server / SERVER).write_text(tomli_w.dumps(facts))
+    for number in range(1, devices + 1):
+        add_device(deployment, f"device-{number}")
+    return deployment
+
+
+def add_device(deployment: Deployment, name: str) -> Path:
+    """Give a device a folder with its key; return the folder."""
+    folder = deployment.path / "devices" / name
+    folder.mkdir(parents=True)
+    if not deployment.insecure:
+        from fedmom.flower import certificates
+
+        certificates.write_device(folder / "device.key", deployment.server / "keys" / f"{name}.pub")
+        (folder / "ca.pem").write_bytes((deployment.server / "ca.pem").read_bytes())
+    facts = {"server": deployment.address, "name": name, "insecure": deployment.insecure}
+    (folder / DEVICE).write_text(tomli_w.dumps(facts))
+    return folder
+
+
+def open_deployment(path: Path) -> Deployment:
+    """Return the deployment in a folder."""
+    facts = _facts(path / "server" / SERVER, "a deployment. Make one: fedmom deploy init")
+    try:
+        return Deployment(
+            path.resolve(), str(facts["address"]), str(facts["listen"]), bool(facts["insecure"])
+        )
+    except KeyError as missing:
+        raise FedMomError(f"{path / 'server' / SERVER} does not say {missing}.") from None
+
+
+def open_device(path: Path) -> DeviceFolder:
+    """Return the folder that a device was given."""
+    facts = _facts(path / DEVICE, "what a device needs. Take it from the server's devices/")
+    try:
+        name, server = str(facts["name"]), str(facts["server"])
+    except KeyError as missing:
+        raise FedMomError(f"{path / DEVICE} does not say {missing}.") from None
+    insecure = bool(facts.get("insecure", False))
+    host, _ = split_address(server)
+    if insecure and not is_loopback(host):
+        raise FedMomError(
+            f"{path / DEVICE}: insecure is for trials on one machine, and {host} is another."
+        )
+    return DeviceFolder(path.resolve(), name, server, insecure)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of an address.
+
+    Examples:
+        >>> split_address("fl.example.org:9443")
+        ('fl.example.org', 9443)
+    """
+    host, colon, port = address.rpartition(":")
+    allowed = host and all(c.isalnum() or c in ".-" for c in host)
+    if not (colon and allowed and port.isdigit() and 0 < int(port) < 2**16):
+        raise FedMomError(
+            f"{address!r} is not an address. Write host:port, such as fl.example.org:9443."
+        )
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine, and nobody else's."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _write_templates(deployment: Deployment, port: int) -> None:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    values = {
+        "server": deployment.server.resolve(),
+        "listen": deployment.listen,
+        "port": port,
+        "insecure": deployment.insecure,
+    }
+    for name, place in TEMPLATES.items():
+        text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
+        (deployment.path / place).write_text(environment.from_string(text).render(values))
+
+
+def _facts(file: Path, what: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedMomError(f"{file.parent} does not hold {what}.") from None
+    except ValueError as error:
+        raise FedMomError(f"{file} is not valid TOML: {error}.") from None

@@ -1,0 +1,120 @@
+"""A SuperNode for training, as ``fedmom deploy device`` starts it: Flower's own, in less time.
+
+Flower's SuperNode looks for messages every three seconds, and starts Python anew for every one of
+them, which costs seconds more. This one looks often while a run goes on, and has a worker that has
+loaded everything already: each message is still handled by a process of its own, forked from it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+EAGER_SECONDS = 30.0  # after a message: the next one is likely to come soon
+EAGER_LOOKS, LOOKS_FOR_REPLY = 0.25, 0.05  # seconds between looks
+WORKER_LOOKS = 0.05
+CLIENT_TASK = "flwr-clientapp"
+
+
+class EagerTime:
+    """The module ``time``, as the SuperNode's loop sees it: its pauses are shorter in a run.
+
+    It sleeps half a second while it waits for its own client's reply, and three when there is
+    nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self._busy = -EAGER_SECONDS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep as long as makes sense."""
+        now = time.monotonic()
+        if seconds < 1:
+            self._busy = now
+            time.sleep(LOOKS_FOR_REPLY)
+        else:
+            time.sleep(EAGER_LOOKS if now - self._busy < EAGER_SECONDS else seconds)
+
+
+def main() -> None:
+    """Run a SuperNode with the command line of ``flower-supernode``, and its worker."""
+    parent = os.getppid()
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    setattr(start_client_internal, "time", EagerTime())  # noqa: B010
+    port = sys.argv[sys.argv.index("--port") + 1]
+    worker = [sys.executable, "-m", "fedmom.flower.node", "--work", f"127.0.0.1:{port}"]
+    working = subprocess.Popen([*worker, str(os.getpid())])  # it ends with this process
+    threading.Thread(target=_end_with, args=(working,), daemon=True).start()
+    sys.argv += ["--isolation", "process"]
+    start_parent_process_monitor(parent)  # it ends with who has started it
+    flower_supernode()
+
+
+def _end_with(worker: "subprocess.Popen[bytes]") -> None:
+    """End this process when its worker has: nobody would handle its messages."""
+    worker.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def work(address: str, parent: int) -> None:
+    """Handle a SuperNode's messages, each in a process forked from this one.
+
+    Args:
+        address: The SuperNode's Runtime API.
+        parent: The SuperNode's process; this one ends with it.
+    """
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    _load()
+    client = RuntimeHttpClient.from_server_address(
+        address,
+        True,
+        None,
+        [RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    while os.getppid() == parent:
+        task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[CLIENT_TASK]))
+        if task.HasField("task") and task.token:
+            child = os.fork()
+            if child == 0:
+                run_clientapp(address, task.token, True, parent_pid=parent)
+            os.waitpid(child, 0)
+        else:
+            time.sleep(WORKER_LOOKS)
+
+
+def _load() -> None:
+    """Load what clients need. JAX starts no thread before it computes, so forks are safe."""
+    import warnings
+
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    from fedmom.core.compilation import prepare_process
+
+    prepare_process()
+    import fedmom.experiments.build
+    import fedmom.flower.device_end
+    import fedmom.runtimes.devices.answer  # noqa: F401
+
+    # JAX warns at every fork, since it cannot know that it has not been used yet.
+    warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], int(sys.argv[3]))
+    else:
+        main()

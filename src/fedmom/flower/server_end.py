@@ -1,0 +1,125 @@
+"""The server's end of a deployed run: the one loop, in a run folder, on devices."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedmom.core.compilation import prepare_process
+from fedmom.core.errors import BadReplyError, DivergedError
+from fedmom.core.files import write_atomic
+from fedmom.core.registry import options
+from fedmom.experiments import settings
+from fedmom.experiments.build import Experiment, prepare
+from fedmom.experiments.execute import execute
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.results import Result
+from fedmom.experiments.settings import RunConfig
+from fedmom.runtimes.devices import journal
+from fedmom.runtimes.devices.link import Link
+from fedmom.runtimes.devices.population import DeviceData, from_json, meet, to_json
+from fedmom.runtimes.devices.runtime import Terms, flower, terms
+from fedmom.training.loop import Record
+
+OUT = "out"  # the key, in an app's settings, of the run's folder
+DEFAULTS = {"data": "devices", "runtime": "flower", "bad-replies": "skip"}
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run, or go on with, the run that the app's settings describe."""
+    prepare_process()
+    values = dict(context.run_config)
+    out = Path(os.path.expanduser(str(values.pop(OUT, "runs/deployed"))))  # noqa: PTH111
+    result = serve(grid, out, values)
+    if result.stop:
+        raise (DivergedError if result.diverged else BadReplyError)(result.why)
+
+
+def serve(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
+    """Run on the devices of a Grid, in a folder; a run that the folder holds goes on.
+
+    Args:
+        grid: Flower's Grid.
+        out: The run's folder.
+        values: The settings of a new run. One that goes on has its own.
+
+    Returns:
+        The result.
+    """
+    link = Link(grid)
+    if (out / "config.toml").exists():
+        folder, experiment = _again(out, link)
+    else:
+        folder, experiment = _anew(out, link, values)
+    link.journal = journal.writer(out)
+    link.settings = _sent(experiment)
+    return execute(folder, experiment, [Lines()], say=_say)
+
+
+def _anew(out: Path, link: Link, values: Mapping[str, Any]) -> tuple[RunFolder, Experiment]:
+    """Begin a run with the devices that are there."""
+    config = settings.parse({**DEFAULTS, **values})
+    RunFolder.check_free(out)
+    asked = _terms(config)
+    data = meet(link, asked.devices, asked.max_samples, _say)
+    experiment = prepare(config, data)
+    folder = RunFolder.create(out, experiment.config)
+    write_atomic(out / journal.DEVICES, to_json(data))
+    return folder, experiment
+
+
+def _again(out: Path, link: Link) -> tuple[RunFolder, Experiment]:
+    """Go on with a run, with the devices that it was begun with."""
+    folder = RunFolder.open(out)
+    data: DeviceData = from_json((out / journal.DEVICES).read_bytes(), link)
+    return folder, prepare(folder.settings(), data)
+
+
+def _terms(config: RunConfig) -> Terms:
+    return terms(**options(flower, config.runtime))
+
+
+def _sent(experiment: Experiment) -> dict[str, str]:
+    """Return what devices need to know of a run, besides the model and their own task."""
+    return {
+        "settings": experiment.config.model_dump_json(by_alias=True, exclude_none=True),
+        "features": json.dumps(experiment.data.features),
+    }
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+class Lines:
+    """Prints a line per round and evaluation, for Flower's log of the run."""
+
+    def begin(self, experiment: Experiment, round_: int) -> None:
+        """Say where the run stands."""
+        devices = experiment.data.clients
+        after = f", after {round_} rounds" if round_ else ""
+        _say(f"{experiment.config.rounds} rounds on {devices} devices{after}.")
+
+    def round(self, record: Record) -> None:
+        """Say who answered."""
+        loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
+        why = "".join(f"; client {client}: {reason}" for client, reason in record.rejected)
+        asked = len(record.cohort)
+        _say(
+            f"Round {record.round}: {record.replies} of {asked} replies count{loss},"
+            f" {record.seconds:.1f} s{why}"
+        )
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        """Say how good the model is."""
+        for row in rows:
+            numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", "accuracy") if k in row)
+            _say(f"After round {row['round']}, {row['split']}: {numbers}")

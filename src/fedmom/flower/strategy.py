@@ -1,0 +1,364 @@
+"""FedMom and FedAvg as strategies, for Flower apps whose clients stay as they are."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from fedmom.algorithms import schedules
+from fedmom.algorithms.aggregation import mean
+from fedmom.algorithms.server import fedavg, fedmom
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params, Weighting
+from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
+from fedmom.flower.known_nodes import KnownNodes
+from fedmom.runtimes.devices import wire
+from fedmom.runtimes.devices.inbox import Inbox
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Node
+from fedmom.runtimes.devices.wire import UnusableReplyError
+from fedmom.training.loop import State
+from fedmom.training.samplers import uniform
+
+ARRAYS, CONFIG, SAMPLES = "arrays", "config", "num-examples"  # as Flower's own strategies name them
+
+
+class FedMom(Strategy):
+    """The paper's algorithm for a Flower app: only the strategy of its server app changes.
+
+    Clients do as with Flower's ``FedAvg``: they receive arrays, train them, and send them back
+    with their number of samples. Cohorts are drawn by the seed. Replies that are not finite, or
+    not of the model's form, are left out. With a folder, momentum and model survive the process:
+    ``start`` goes on after the last round that was saved.
+
+    Args:
+        learning_rate: η, a number or a schedule over rounds; "auto" is K/M for population
+            weights, as in the paper, else 1.
+        momentum: β in [0, 1).
+        clients_per_round: M.
+        weighting: ``population`` (n_k over the samples of all nodes ever seen), ``cohort`` or
+            ``uniform``.
+        min_available_nodes: How many nodes must be there before the first round.
+        least: The fewest replies that make a round; with fewer, the round is repeated.
+        seed: The seed of the cohorts.
+        folder: Where to keep model, momentum and the nodes' numbers of samples; None: nowhere.
+        evaluate: Whether all nodes evaluate every model.
+
+    Examples:
+        >>> from fedmom.flower import FedMom
+        >>> strategy = FedMom(momentum=0.9, clients_per_round=2, seed=1)
+        >>> strategy.momentum
+        0.9
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | str = "auto",
+        momentum: float = 0.9,
+        *,
+        clients_per_round: int = 2,
+        weighting: Weighting = "population",
+        min_available_nodes: int = 2,
+        least: int = 1,
+        seed: int = 0,
+        folder: str | Path | None = None,
+        evaluate: bool = True,
+    ) -> None:
+        if clients_per_round < 1 or least < 1 or min_available_nodes < clients_per_round:
+            raise FedMomError(
+                f"clients_per_round {clients_per_round} and least {least} must be 1 or more, and"
+                f" min_available_nodes {min_available_nodes} at least clients_per_round."
+            )
+        self.learning_rate, self.momentum = learning_rate, momentum
+        self.clients_per_round, self.min_available_nodes = clients_per_round, min_available_nodes
+        self.weighting, self.least, self.seed, self.evaluate = weighting, least, seed, evaluate
+        self._rule = mean(weighting)
+        self._folder = None if folder is None else Path(folder)
+        self._known = KnownNodes(self._folder)
+        self._asked: dict[int, str] = {}  # the key of every node that was asked
+        self._state: State | None = None
+        self._names: list[str] = []
+
+    def optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
+        """Return the server's optimizer."""
+        return fedmom(learning_rate, self.momentum)
+
+    def summary(self) -> None:
+        """Log what the strategy is."""
+        log(
+            INFO,
+            "%s: learning rate %s, momentum %s, %s weights, %s clients per round, seed %s",
+            *(type(self).__name__, self.learning_rate, self.momentum, self.weighting),
+            *(self.clients_per_round, self.seed),
+        )
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train until ``num_rounds`` rounds are done, those of an earlier process included.
+
+        The arguments are those of Flower's ``Strategy.start``.
+        """
+        self._begin(initial_arrays)
+        result = Result()
+        while self._now().round < num_rounds:
+            done = self._now().round + 1
+            messages = list(self.configure_train(done, self._arrays(), _copy(train_config), grid))
+            most = wire.bytes_of(self._now().params)
+            replies = _answers(grid, messages, timeout, most)
+            arrays, metrics = self.aggregate_train(done, replies)
+            if arrays is None:
+                log(WARNING, "Round %s had too few replies and is repeated.", done)
+                time.sleep(1)
+                continue
+            result.arrays = arrays
+            if metrics is not None:
+                result.train_metrics_clientapp[done] = metrics
+            asked = list(self.configure_evaluate(done, arrays, _copy(evaluate_config), grid))
+            if asked:
+                found = self.aggregate_evaluate(done, _answers(grid, asked, timeout, 0))
+                if found is not None:
+                    result.evaluate_metrics_clientapp[done] = found
+            if evaluate_fn and (central := evaluate_fn(done, arrays)) is not None:
+                result.evaluate_metrics_serverapp[done] = central
+        result.arrays = self._arrays()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's nodes, by the seed, and make their messages."""
+        if self._state is None:
+            self._begin(arrays)
+        nodes = self._available(grid)
+        draw = uniform(np.ones(len(nodes), np.int64))(self.clients_per_round)
+        cohort = [nodes[k] for k in np.asarray(draw(self.seed, server_round - 1)).tolist()]
+        self._asked = {node.id: node.key for node in cohort}
+        return _messages(server_round, arrays, config, cohort, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Step on the pseudo-gradient of the replies that can be used; None with too few."""
+        state = self._now()
+        sent = {name: np.asarray(value) for name, value in state.params.items()}
+        counted = []
+        for reply in replies:
+            try:
+                counted.append(self._counted(reply, sent))
+            except UnusableReplyError as error:
+                log(WARNING, "Round %s: a reply does not count: %s", server_round, error)
+        if len(counted) < self.least:
+            return None, None
+        samples = np.array([n for n, _, _ in counted], np.int64)
+        weights = np.asarray(self._rule.weigh(samples), np.float64)
+        scale = self._rule.scale(float(weights.sum()), self._known.total())
+        gradient = {
+            name: sum(
+                w * (sent[name] - a[name].astype(np.float64))
+                for w, (_, a, _) in zip(weights, counted, strict=True)
+            )
+            * scale
+            for name in sent
+        }
+        self._step(state, gradient)
+        return self._arrays(), _mean_metrics([(n, m) for n, _, m in counted])
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all nodes that are online to evaluate a model."""
+        if not self.evaluate:
+            return []
+        nodes = self._known.online(grid)
+        return _messages(server_round, arrays, config, nodes, MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Return the mean of what nodes measured, weighted by their samples."""
+        found = []
+        for reply in replies:
+            if reply.has_content():
+                try:
+                    found.append(_metrics(reply.content))
+                except UnusableReplyError as error:
+                    log(WARNING, "An evaluation does not count: %s", error)
+        return _mean_metrics(found) if found else None
+
+    def _available(self, grid: Grid) -> list[Node]:
+        """Return the nodes that are online, in the order of their names, once there are enough."""
+        told = 0.0
+        while len(nodes := self._known.online(grid)) < self.min_available_nodes:
+            if time.monotonic() - told > 10:
+                told = time.monotonic()
+                log(INFO, "Waiting for nodes: %s of %s", len(nodes), self.min_available_nodes)
+            time.sleep(1)
+        return nodes
+
+    def _counted(
+        self, reply: Message, sent: dict[str, NDArray[Any]]
+    ) -> tuple[int, dict[str, NDArray[Any]], MetricRecord]:
+        """Return a reply's samples, arrays and metrics, if all of it can be used."""
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            raise UnusableReplyError(f"node {node}: {reply.error.reason}")
+        if node not in self._asked:
+            raise UnusableReplyError(f"node {node} was not asked, or has answered already")
+        samples, metrics = _metrics(reply.content)
+        arrays = wire.named_arrays(reply.content, ARRAYS, sent)
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise UnusableReplyError(f"node {node}: {name} is not finite")
+        self._known.note(self._asked.pop(node), samples)
+        return samples, arrays, metrics
+
+    def _rate(self) -> Any:
+        if self.learning_rate != "auto":
+            return schedules.parse(self.learning_rate)
+        if self.weighting != "population":
+            return 1.0
+        return max(1.0, self._known.count() / self.clients_per_round)
+
+    def _step(self, state: State, gradient: Params) -> None:
+        """Let the server step, and save what comes out. Only floats are trained."""
+        trained = [name for name in self._names if state.params[name].dtype.kind == "f"]
+        params = {name: state.params[name] for name in trained}
+        typed = {n: np.asarray(gradient[n], state.params[n].dtype) for n in trained}
+        updates, server = self.optimizer(self._rate()).update(typed, state.server, params)
+        stepped = optax.apply_updates(params, updates)
+        new = {n: np.asarray(stepped[n], params[n].dtype) for n in trained}
+        counters = {
+            n: np.round(state.params[n] - gradient[n]).astype(state.params[n].dtype)
+            for n in self._names
+            if n not in new
+        }
+        if not all(np.isfinite(value).all() for value in new.values()):
+            raise FedMomError(
+                f"Round {state.round + 1}: the server's step is not finite. Take a smaller"
+                " learning_rate, or a smaller step size on the clients."
+            )
+        both = {**new, **counters}
+        self._state = State(state.round + 1, {n: both[n] for n in self._names}, server)
+        if self._folder is not None:
+            self._known.save()
+            # The model as NumPy's arrays: JAX would make 64-bit numbers 32-bit ones.
+            save(self._folder, Checkpoint(self._state._replace(params={}), self._state.params))
+
+    def _begin(self, arrays: ArrayRecord) -> None:
+        """Take the first model, or go on with the one that was saved."""
+        self._names = list(arrays)
+        params = {name: array.numpy() for name, array in arrays.items()}
+        floats = {name: a for name, a in params.items() if a.dtype.kind == "f"}
+        server = jax.tree.map(np.asarray, self.optimizer(1.0).init(floats))
+        self._state = State(0, params, server)
+        if self._folder is not None and (self._folder / NEWEST).exists():
+            pointer = read_pointer(self._folder / NEWEST)
+            kept = load(self._folder, pointer, self._state._replace(params={}))
+            found = {name: (a.shape, a.dtype) for name, a in kept.runtime.items()}
+            if found != {name: (a.shape, a.dtype) for name, a in params.items()}:
+                raise FedMomError(
+                    f"{self._folder} holds another model than the one to be trained. Choose another"
+                    " folder."
+                )
+            server = jax.tree.map(np.asarray, kept.state.server)
+            self._state = State(pointer.round, kept.runtime, server)
+            log(INFO, "Going on after round %s, from %s", pointer.round, self._folder)
+
+    def _now(self) -> State:
+        if self._state is None:
+            raise FedMomError("The strategy has no model yet: call start, or configure_train.")
+        return self._state
+
+    def _arrays(self) -> ArrayRecord:
+        from flwr.app import Array
+
+        params = self._now().params
+        return ArrayRecord({name: Array(np.asarray(params[name])) for name in self._names})
+
+
+class FedAvg(FedMom):
+    """FedAvg with the paper's population weights, or others, and all else as ``FedMom``.
+
+    Args:
+        learning_rate: η, a number, a schedule, or "auto".
+        **options: As of ``FedMom``.
+
+    Examples:
+        >>> from fedmom.flower import FedAvg
+        >>> FedAvg(1.0, clients_per_round=2, weighting="cohort").momentum
+        0.0
+    """
+
+    def __init__(self, learning_rate: float | str = "auto", **options: Any) -> None:
+        super().__init__(learning_rate, 0.0, **options)
+
+    def optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
+        """Return the server's optimizer."""
+        return fedavg(learning_rate)
+
+
+def _messages(
+    round_: int, arrays: ArrayRecord, config: ConfigRecord, nodes: list[Node], kind: str
+) -> list[Message]:
+    config["server-round"] = round_
+    content = RecordDict({ARRAYS: arrays, CONFIG: config})
+    return [Message(content, node.id, kind, group_id=str(round_)) for node in nodes]
+
+
+def _answers(grid: Grid, messages: list[Message], timeout: float, most: int) -> Iterator[Message]:
+    """Send messages and yield the replies, none of which is larger than it may be."""
+    waiting = {sent for sent in grid.push_messages(messages) if sent}
+    inbox, end = Inbox(grid), time.monotonic() + timeout
+    while waiting and time.monotonic() < end:
+        for reply in inbox.take(sorted(waiting), most):
+            waiting.discard(reply.asked)
+            if reply.message is None:
+                log(WARNING, "A reply does not count: %s", reply.fault)
+            else:
+                yield reply.message
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _metrics(content: RecordDict) -> tuple[int, MetricRecord]:
+    """Return a reply's number of samples, and its metrics."""
+    records = list(content.metric_records.values())
+    told = records[0].get(SAMPLES) if len(records) == 1 else None
+    samples = int(told) if isinstance(told, int | float) and float(told).is_integer() else 0
+    if not 0 < samples < 2**53:
+        raise UnusableReplyError(f"it has no {SAMPLES}, or one that cannot be: {told!r}"[:200])
+    return samples, records[0]
+
+
+def _mean_metrics(found: list[tuple[int, MetricRecord]]) -> MetricRecord:
+    """Return the means of the metrics that all have, weighted by samples."""
+    shared = set.intersection(*(set(metrics) for _, metrics in found)) - {SAMPLES}
+    weights = [samples for samples, _ in found]
+    means: dict[str, Any] = {}
+    for name in sorted(shared):
+        values = [metrics[name] for _, metrics in found]
+        if all(isinstance(v, int | float) and np.isfinite(v) for v in values):
+            means[name] = float(np.average(values, weights=weights))
+    return MetricRecord({**means, SAMPLES: sum(weights)})
+
+
+def _copy(config: ConfigRecord | None) -> ConfigRecord:
+    return ConfigRecord(dict(config or {}))

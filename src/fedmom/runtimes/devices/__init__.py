@@ -1,0 +1,1 @@
+"""Clients on real devices, reached through Flower: both ends of the wire."""

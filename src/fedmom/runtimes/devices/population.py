@@ -1,0 +1,179 @@
+"""Who takes part: every device's number of samples, asked once and remembered by its key."""
+
+import json
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, MessageType, RecordDict
+
+from fedmom.core.errors import FedMomError
+from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
+from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
+
+QUERY_SECONDS = 60.0
+SECONDS_BETWEEN_NEWS = 10.0
+SECONDS_TO_MEND = 30.0
+MOST_VALUES = 2**24  # numbers in one input, and labels: more is no claim to believe
+LONGEST_NAME = 100
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is known of a device, whether it is online or not."""
+
+    key: str
+    name: str
+    train: int
+    test: int
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceData(FederatedData):
+    """A population whose samples are on devices: the server knows how many, and no more."""
+
+    run: str = ""
+    devices: tuple[Device, ...] = ()
+    link: Link | None = None
+
+
+def population(
+    run: str, features: Features, devices: Sequence[Device], link: Link | None
+) -> DeviceData:
+    """Return the population of a run."""
+    train, test = (
+        np.array([getattr(device, split) for device in devices], np.int64)
+        for split in ("train", "test")
+    )
+    return DeviceData(
+        name="devices",
+        users=[device.name for device in devices],
+        features=features,
+        arrays={},
+        train=Split(np.zeros_like(train), train),
+        test=Split(np.zeros_like(test), test),
+        run=run,
+        devices=tuple(devices),
+        link=link,
+    )
+
+
+def to_json(data: DeviceData) -> bytes:
+    """Return what a run folder remembers of its devices."""
+    known = {"run": data.run, "features": data.features, "devices": list(map(asdict, data.devices))}
+    return json.dumps(known, indent=2).encode()
+
+
+def from_json(content: bytes, link: Link | None = None) -> DeviceData:
+    """Return the population that a run folder remembers."""
+    try:
+        known = json.loads(content)
+        kind, shape, classes = known["features"]
+        devices = [Device(**device) for device in known["devices"]]
+        features = Features(kind, tuple(shape), classes)
+        return population(known["run"], features, devices, link)
+    except (ValueError, KeyError, TypeError):
+        raise FedMomError(
+            "devices.json, which says who takes part in the run, is damaged. Start another run."
+        ) from None
+
+
+def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
+    """Wait for devices, ask what each of them has, and return the population of a new run.
+
+    Args:
+        link: The way to the devices.
+        least: How many devices must have answered.
+        max_samples: The most samples that are believed of a device.
+        say: Told of who is there, and of who is left out and why.
+    """
+    known: dict[str, tuple[Device, Features]] = {}
+    asked: dict[str, float] = {}  # when: who could not take part may mend what is wrong
+    told = -SECONDS_BETWEEN_NEWS
+    while True:
+        now = time.monotonic()
+        new = [n for n in link.nodes() if now - asked.get(n.key, -math.inf) > SECONDS_TO_MEND]
+        new = [node for node in new if node.key not in known]
+        asked |= dict.fromkeys((node.key for node in new), now)
+        known |= _ask(link, new, max_samples, say)
+        if len(known) >= least:
+            break
+        if time.monotonic() - told >= SECONDS_BETWEEN_NEWS:
+            told = time.monotonic()
+            say(f"Waiting for devices: {len(known)} of {least} are there.")
+        time.sleep(SECONDS_BETWEEN_LOOKS * 5)
+    found = sorted(known.values(), key=lambda pair: (natural(pair[0].name), pair[0].key))
+    devices = [device for device, _ in found]
+    say(f"{len(devices)} devices take part: {', '.join(device.name for device in devices)}.")
+    return population(secrets.token_hex(8), _common([f for _, f in found]), devices, link)
+
+
+def _ask(
+    link: Link, nodes: Sequence[Node], max_samples: int, say: Say
+) -> dict[str, tuple[Device, Features]]:
+    """Ask devices what they have."""
+    content = RecordDict({TASK: ConfigRecord({"ask": "samples"})})
+    sent = link.send(MessageType.QUERY, {node.id: content for node in nodes}, QUERY_SECONDS)
+    asked = {sent[node.id]: node for node in nodes if sent[node.id]}
+    known = {}
+    while asked:
+        for reply in link.take(list(asked), 0):
+            node = asked.pop(reply.asked)
+            try:
+                known[node.key] = _believed(node, reply.content, reply.fault, max_samples)
+            except UnusableReplyError as error:
+                say(f"{node.name} does not take part: {error}.")
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return known
+
+
+def _believed(
+    node: Node, content: RecordDict | None, fault: str, max_samples: int
+) -> tuple[Device, Features]:
+    """Return what a device says of itself, if that can be."""
+    if content is None:
+        raise UnusableReplyError(fault)
+    train, test = (number(content, split, int) for split in ("train", "test"))
+    if not (1 <= train <= max_samples and 0 <= test <= max_samples):
+        raise UnusableReplyError(
+            f"it claims {train} training and {test} test samples; believed are 1 to {max_samples}"
+            " (the runtime's max_samples)"
+        )
+    name = " ".join(node.name.split())[:LONGEST_NAME]
+    return Device(node.key, name, train, test), _features(content)
+
+
+def _features(content: RecordDict) -> Features:
+    told = content.get(TASK)
+    try:
+        text: Any = told["features"] if isinstance(told, ConfigRecord) else ""
+        kind, shape, classes = json.loads(text)
+        whole = [type(n) is int and 0 < n <= MOST_VALUES for n in [*shape, classes]]
+        if kind in ("vector", "image", "text") and len(shape) <= 4 and all(whole):
+            return Features(kind, tuple(shape), classes)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise UnusableReplyError("it does not say what its samples look like")
+
+
+def _common(features: Sequence[Features]) -> Features:
+    """Return what a model must accept to serve all devices: as many labels as any of them has."""
+    kinds = {(f.kind, f.shape) for f in features}
+    if len(kinds) > 1:
+        seen = "; ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
+        raise FedMomError(
+            f"The devices' samples do not look alike: {seen}. Prepare them in one way."
+        )
+    return features[0]._replace(classes=max(f.classes for f in features))
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that puts device-2 before device-10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

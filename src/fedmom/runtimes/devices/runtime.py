@@ -1,0 +1,370 @@
+"""The runtime whose clients are real devices."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
+
+from fedmom.algorithms.base import encoded
+from fedmom.algorithms.client import LOCAL_TRAINING
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
+from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot, Workload
+from fedmom.runtimes.devices import wire
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
+from fedmom.runtimes.devices.population import DeviceData
+from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
+from fedmom.runtimes.devices.state import NEW
+from fedmom.runtimes.devices.wire import UnusableReplyError
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
+
+LONGEST_DEADLINE = 30 * 24 * 3600
+
+
+class _Question(NamedTuple):
+    """A client that was asked and has not answered."""
+
+    client: int
+    round: int
+    broadcast: Any
+
+
+class DeviceRuntime:
+    """Asks devices through Flower and takes their replies, which it checks one by one.
+
+    A device that is offline, fails or does not answer in time is a ``Failure``. A round to which
+    fewer than ``least`` devices have answered is repeated: those who failed are asked again. What
+    clients remember stays on their devices; a snapshot holds the rounds whose states count.
+
+    Args:
+        workload: The work; its data is that of ``fedmom.runtimes.devices.population``.
+        deadline: Seconds that a device has to answer.
+        least: The fewest replies that make a round.
+    """
+
+    def __init__(self, workload: Workload, *, deadline: float, least: int) -> None:
+        data = workload.data
+        if not isinstance(data, DeviceData) or data.link is None:
+            raise FedMomError(
+                "runtime flower trains on devices, and there are none here: it runs in a Flower"
+                " app. Start it with `fedmom deploy run` (docs/deploy.md)."
+            )
+        self._data, self._link, self._algorithm = data, data.link, workload.algorithm
+        self._client, self._deadline, self._least = workload.client, deadline, least
+        self._asked: dict[str, _Question] = {}  # by the message's id
+        self._failed: list[tuple[_Question, str]] = []  # not told yet, or asked again
+        self._committed: list[_Question] = []
+        self._rounds: dict[int, int] = {}  # of a client: the round whose state counts
+        self._changed: dict[int, int] = {}
+        self._saved: list[dict[int, int]] = [{}, {}]  # the former, of the last two snapshots
+        # A model, and its scores on splits that were not asked for yet.
+        self._evaluated: tuple[Any, dict[tuple[str, int | None], Scores]] = (None, {})
+
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Send the broadcast to devices."""
+        self._send([_Question(client, round_, broadcast) for client in clients.tolist()])
+
+    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
+        """Yield replies as they come; ask again where too few do."""
+        good, pause, quiet = 0, FIRST_PAUSE, time.monotonic()
+        least = min(self._least, len(self._questions()))
+        while self._asked or self._failed:
+            for answer in self._answers():
+                good += 1
+                quiet = time.monotonic()
+                yield answer
+            enough = good >= least
+            if timeout is not None and time.monotonic() - quiet > timeout:
+                if enough:
+                    return
+                self._give_up()
+            if enough:
+                yield from self._failures()
+            elif self._failed and not self._asked:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                self._ask_again(good)
+                quiet = time.monotonic()
+            if self._asked:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return (client, round) of everybody who was asked and has not answered."""
+        return [(q.client, q.round) for q in self._questions()]
+
+    def cancel(self) -> None:
+        """Forget everybody who was asked and has not answered."""
+        for question in self._asked.values():
+            self._note("too late", question.client, question.round)
+        self._link.forget(self._asked)
+        self._asked, self._failed = {}, []
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        return [name for name in ("train", "test") if self._data.split(name).size.any()]
+
+    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+        """Let the devices that are online evaluate a model; wait until one has.
+
+        A message costs more than an evaluation, so all splits are asked for in one.
+        """
+        if split not in self.splits:
+            raise FedMomError(f"The devices have no {split} samples to evaluate.")
+        asked, waiting = self._evaluated
+        if asked is params and (split, budget) in waiting:
+            return waiting.pop((split, budget))
+        pause, model = FIRST_PAUSE, wire.arrays_of(params)
+        while True:
+            scores = self._ask_scores(model, budget)
+            if split in scores:
+                self._evaluated = (params, {(s, budget): scores[s] for s in scores if s != split})
+                return scores[split]
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self._rounds |= self._changed
+        self._changed = {}
+        self._committed = self._questions()
+
+    def snapshot(self) -> Snapshot:
+        """Return whose state counts after which round, and who was asked with what."""
+        if self._saved[-1] != self._rounds:
+            self._saved = [self._saved[-1], dict(self._rounds)]
+        tensors: dict[str, Any] = {}
+        if self._rounds:
+            pairs = sorted(self._rounds.items())
+            tensors["devices/state_of"] = np.array(pairs, np.int64)
+        for number, question in enumerate(self._committed):
+            tensors[f"asked/{number}/question"] = np.array([question.client, question.round])
+            for i, leaf in enumerate(jax.tree.leaves(question.broadcast)):
+                tensors[f"asked/{number}/broadcast/{i}"] = np.asarray(leaf)
+        return Snapshot(tensors)
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Go on from a snapshot: who was asked is asked again."""
+        tensors = snapshot.tensors
+        self._rounds = dict(tensors.get("devices/state_of", np.zeros((0, 2), int)).tolist())
+        self._changed, self._saved = {}, [dict(self._rounds), dict(self._rounds)]
+        self._asked, self._failed = {}, []
+        leaves, form = jax.tree.flatten(broadcast)
+        questions: list[_Question] = []
+        while (name := f"asked/{len(questions)}") + "/question" in tensors:
+            client, round_ = tensors[f"{name}/question"].tolist()
+            sent = [tensors[f"{name}/broadcast/{i}"] for i in range(len(leaves))]
+            questions.append(_Question(client, round_, jax.tree.unflatten(form, sent)))
+        self._send(questions)
+        self._committed = questions
+
+    def close(self) -> None:
+        """Wait for nobody any longer."""
+        self._link.forget(self._asked)
+
+    def _questions(self) -> list[_Question]:
+        return [*self._asked.values(), *(question for question, _ in self._failed)]
+
+    def _send(self, questions: Sequence[_Question]) -> None:
+        """Send questions of one broadcast, or of several."""
+        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        models: dict[int, ArrayRecord] = {}
+        contents = {
+            nodes[question.client]: self._content(question, models)
+            for question in questions
+            if question.client in nodes
+        }
+        group = str(questions[0].round + 1) if questions else ""
+        sent = self._link.send(MessageType.TRAIN, contents, self._deadline, group)
+        for question in questions:
+            message = sent.get(nodes.get(question.client, NEW))
+            if message:
+                self._asked[message] = question
+                self._note("asked", question.client, question.round)
+            else:
+                self._fail(question, "it is offline")
+
+    def _content(self, question: _Question, models: dict[int, ArrayRecord]) -> RecordDict:
+        """Return a task: the model, which is made a record once, and what is this client's own."""
+        client, round_, broadcast = question
+        if id(broadcast) not in models:
+            models[id(broadcast)] = wire.arrays_of(broadcast)
+        task = ConfigRecord(
+            {
+                **self._link.settings,
+                "run": self._data.run,
+                "client": client,
+                "round": round_,
+                "state": self._rounds.get(client, NEW),
+                "oldest": self._saved[0].get(client, NEW),
+            }
+        )
+        return RecordDict({wire.MODEL: models[id(broadcast)], wire.TASK: task})
+
+    def _answers(self) -> Iterator[Block]:
+        """Yield the replies that are there and can be used; note the others as failures."""
+        if not self._asked:
+            return
+        form = self._form(next(iter(self._asked.values())).broadcast)
+        for answered in self._link.take(list(self._asked), wire.bytes_of(form)):
+            question = self._asked.pop(answered.asked)
+            try:
+                reply = block(question.client, question.round, answered, form)
+            except UnusableReplyError as error:
+                self._fail(question, str(error))
+                continue
+            if self._keeps_state(question.broadcast):
+                self._changed[question.client] = question.round
+            self._note(
+                "answered",
+                question.client,
+                question.round,
+                seconds=round(answered.seconds, 3),
+                bytes=answered.bytes,
+            )
+            yield reply
+
+    def _keeps_state(self, broadcast: Any) -> bool:
+        return bool(jax.tree.leaves(jax.eval_shape(self._client.init, broadcast)))
+
+    def _form(self, broadcast: Any) -> Params:
+        """Return the shapes and types of an update."""
+        if self._algorithm is None:
+            return LOCAL_TRAINING.form(broadcast)
+        client = self._algorithm.client or LOCAL_TRAINING
+        return encoded(client.form(broadcast), self._algorithm.stages)
+
+    def _fail(self, question: _Question, reason: str) -> None:
+        self._failed.append((question, reason))
+        self._note("failed", question.client, question.round, reason=reason)
+
+    def _failures(self) -> Iterator[Failure]:
+        """Tell of those who failed."""
+        while self._failed:
+            question, reason = self._failed.pop(0)
+            yield Failure(question.client, reason, question.round)
+
+    def _give_up(self) -> None:
+        """Wait no longer for those who were asked."""
+        self._link.forget(self._asked)
+        for question in self._asked.values():
+            self._fail(question, "it did not answer in time")
+        self._asked = {}
+
+    def _ask_again(self, good: int) -> None:
+        """Repeat a round for those who failed."""
+        again, self._failed = [question for question, _ in self._failed], []
+        self._link.journal(
+            {
+                "event": "repeated",
+                "round": again[0].round + 1,
+                "clients": [question.client for question in again],
+                "reason": f"{good} of at least {self._least} replies",
+                "at": round(time.time(), 3),
+            }
+        )
+        self._send(again)
+
+    def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
+        """Ask everybody who is online; return the scores on every split that somebody has."""
+        takes = {s: taken(self._data.split(s).size, budget) for s in self.splits}
+        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        contents = {
+            node: RecordDict({wire.MODEL: model, wire.TASK: self._evaluation(client, takes)})
+            for client, node in nodes.items()
+        }
+        clients = {node: client for client, node in nodes.items()}
+        sent = self._link.send(MessageType.EVALUATE, contents, self._deadline)
+        asked = {message: clients[node] for node, message in sent.items() if message}
+        told: dict[str, dict[int, Sums]] = {split: {} for split in takes}
+        while asked:
+            for answered in self._link.take(list(asked), 0):
+                client = asked.pop(answered.asked)
+                try:
+                    for split, sums in all_sums(answered, takes, client).items():
+                        told[split][client] = sums
+                except UnusableReplyError as error:
+                    self._note("failed", client, reason=str(error))
+                else:
+                    self._note("evaluated", client, seconds=round(answered.seconds, 3))
+            if asked:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        return {
+            split: self._scores(sums, self._data.split(split).size, takes[split])
+            for split, sums in told.items()
+            if sums
+        }
+
+    def _evaluation(self, client: int, takes: Mapping[str, Clients]) -> ConfigRecord:
+        state = self._changed.get(client, self._rounds.get(client, NEW))
+        counts = {split: int(count[client]) for split, count in takes.items()}
+        run = {"run": self._data.run}
+        return ConfigRecord(
+            {**self._link.settings, **run, "client": client, "state": state, **counts}
+        )
+
+    def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
+        """Put together what devices measured, leaving out those who measured something else."""
+        usual, _ = Counter(tuple(sums) for sums in told.values()).most_common(1)[0]
+        alike = {client: sums for client, sums in told.items() if tuple(sums) == usual}
+        finite = {c: sums for c, sums in alike.items() if np.isfinite(list(sums.values())).all()}
+        kept = finite or alike  # nobody's is: the model's own fault, which the caller tells
+        for client in told.keys() - kept.keys():
+            self._note("failed", client, reason="its sums are not finite, or not those asked for")
+        clients = sorted(kept)
+        sums = {name: np.array([kept[c][name] for c in clients]) for name in usual}
+        return Scores(sizes[clients], counts[clients], sums)
+
+    def _note(self, event: str, client: int, round_: int | None = None, **more: Any) -> None:
+        place = {} if round_ is None else {"round": round_ + 1}
+        at = {"at": round(time.time(), 3)}
+        self._link.journal({"event": event, "client": client, **place, **more, **at})
+
+
+class Terms(NamedTuple):
+    """What a server asks of its devices: the options of the runtime.
+
+    Args:
+        devices: How many must be there before a run begins.
+        deadline: Seconds that a device has to answer.
+        least: The fewest replies that make a round.
+        max_samples: The most samples that are believed of a device.
+    """
+
+    devices: int
+    deadline: float
+    least: int
+    max_samples: int
+
+
+def terms(
+    *, devices: int = 1, deadline: float = 600.0, least: int = 1, max_samples: int = 1_000_000
+) -> Terms:
+    """Return what a server asks of its devices, if that can be."""
+    for name, value in (("devices", devices), ("least", least), ("max_samples", max_samples)):
+        if value < 1:
+            raise FedMomError(f"flower: {name}={value} is not 1 or more.")
+    if not 0 < deadline <= LONGEST_DEADLINE:
+        raise FedMomError(
+            f"flower: deadline={deadline} is not a number of seconds greater than 0, and at most"
+            f" {LONGEST_DEADLINE:,}."
+        )
+    return Terms(devices, deadline, least, max_samples)
+
+
+def flower(
+    workload: Workload,
+    *,
+    devices: int = 1,
+    deadline: float = 600.0,
+    least: int = 1,
+    max_samples: int = 1_000_000,
+) -> DeviceRuntime:
+    """Real devices, reached through Flower; `fedmom deploy run` starts it."""
+    asked = terms(devices=devices, deadline=deadline, least=least, max_samples=max_samples)
+    return DeviceRuntime(workload, deadline=asked.deadline, least=asked.least)

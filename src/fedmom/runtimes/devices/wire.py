@@ -1,0 +1,137 @@
+"""Trees of arrays as Flower's records, and back. What comes back is checked, never believed."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedmom.core.types import Params
+
+MODEL, TASK, UPDATE, FACTS = "model", "task", "update", "facts"  # the names of records
+HEADER = 4096  # bytes: more than NumPy writes before an array's numbers
+
+
+class UnusableReplyError(Exception):
+    """What a device sent cannot be used; the text says why, in words for the round's record."""
+
+
+def arrays_of(tree: Params) -> ArrayRecord:
+    """Return the leaves of a tree as arrays called 0, 1, 2, ..."""
+    return ArrayRecord([_plain(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
+
+
+def tree_of(content: RecordDict, name: str, form: Params) -> Params:
+    """Return a tree from a message's arrays, if they have the form that is expected.
+
+    Args:
+        content: What was received.
+        name: The record's name.
+        form: A tree of arrays, or of shapes and types.
+
+    Raises:
+        UnusableReplyError: Names, shapes, types or lengths are others.
+    """
+    record = content.get(name)
+    leaves, structure = jax.tree.flatten(form)
+    if not isinstance(record, ArrayRecord):
+        raise UnusableReplyError(f"it has no arrays called {name!r}")
+    if set(record) != {str(i) for i in range(len(leaves))}:
+        raise UnusableReplyError(f"it has {len(record)} arrays, or not the names 0 to n - 1")
+    return jax.tree.unflatten(
+        structure, [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
+    )
+
+
+def named_arrays(
+    content: RecordDict, name: str, form: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a record that keeps their names, if they have the expected form.
+
+    Raises:
+        UnusableReplyError: Names, shapes, types or lengths are others.
+    """
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord) or set(record) != set(form):
+        raise UnusableReplyError(f"its {name} do not have the model's names")
+    return {key: _read(record[key], expected) for key, expected in form.items()}
+
+
+def bytes_of(form: Params) -> int:
+    """Return how many bytes a tree may take as a record, at most."""
+    return sum(
+        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize + HEADER
+        for leaf in jax.tree.leaves(form)
+    )
+
+
+def size_of(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays."""
+    return sum(len(array.data) for r in content.array_records.values() for array in r.values())
+
+
+def number(content: RecordDict, name: str, kind: type) -> Any:
+    """Return a number that a device tells.
+
+    Raises:
+        UnusableReplyError: It is missing, or of another type.
+    """
+    facts = content.get(FACTS)
+    found = facts.get(name) if isinstance(facts, MetricRecord) else None
+    if type(found) is not kind:
+        raise UnusableReplyError(f"it does not tell {name} as a number of type {kind.__name__}")
+    return found
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in a type that NumPy's files know; bfloat16 and the like become bits."""
+    array = np.ascontiguousarray(array)
+    return array.view(_wire_type(array.dtype)) if array.dtype.kind == "V" else array
+
+
+def _wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
+
+
+def _read(array: Array, expected: Any) -> NDArray[Any]:
+    """Return the numbers of one array. Its header is read first: it may claim anything."""
+    shape, dtype = tuple(expected.shape), np.dtype(expected.dtype)
+    wire = _wire_type(dtype)
+    if tuple(array.shape) != shape or array.dtype != str(wire):
+        raise UnusableReplyError(
+            f"it has an array {_short(array.dtype)} of shape {_shape(array.shape)},"
+            f" not {wire} of shape {shape}"
+        )
+    file = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        found, fortran, inside = read(file)
+    except (ValueError, KeyError, EOFError, SyntaxError, TypeError):
+        raise UnusableReplyError("it has an array that cannot be read") from None
+    if found != shape or inside != wire:
+        raise UnusableReplyError(
+            f"it has an array that is {_short(inside)} of shape {_shape(found)} inside,"
+            f" not {wire} of shape {shape}"
+        )
+    content = array.data[file.tell() :]
+    if len(content) != math.prod(shape) * wire.itemsize:
+        raise UnusableReplyError(f"it has an array of {len(content)} bytes, for shape {shape}")
+    flat = np.frombuffer(content, wire).reshape(shape, order="F" if fortran else "C")
+    return np.ascontiguousarray(flat).view(dtype).reshape(shape)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return _short(tuple(shape))
+
+
+def _short(text: Any) -> str:
+    """Return a stranger's text in few letters."""
+    return str(text)[:60]

@@ -1,0 +1,123 @@
+"""A deployment on this machine for tests: a server and devices, as processes that all end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fedmom.flower.layout import create
+from fedmom.flower.programs import free_port
+
+PATIENCE = 180.0  # seconds, on a machine that does other things beside
+DATA = "synthetic:clients=3,alpha=0.5"
+
+
+def fedmom(*words):
+    return [sys.executable, "-m", "fedmom", *map(str, words)]
+
+
+class Field:
+    """A server and its devices, each started by its own ``fedmom deploy`` command."""
+
+    def __init__(self, folder, devices=3, *, name="fl", insecure=False):
+        self.path = Path(folder) / name
+        address = f"127.0.0.1:{free_port()}"
+        self.deployment = create(self.path, address, devices, insecure=insecure)
+        self.folder = Path(folder)
+        self._processes = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+
+    def start(self, name, *words):
+        """Start a command of ours; what it prints is kept."""
+        with self.output(name).open("ab") as output:
+            self._processes[name] = subprocess.Popen(
+                fedmom(*words),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env={**os.environ, "FEDMOM_CACHE": str(self.folder / "cache")},
+                start_new_session=True,
+            )
+        return self._processes[name]
+
+    def server(self):
+        self.start("server", "deploy", "server", self.path)
+        self.wait(lambda: "is ready" in self.printed("server"), "the server")
+
+    def device(self, number, *, data=DATA, client=None, folder=None):
+        """Start device 1, 2, ..., which has the data of client 0, 1, ..."""
+        place = folder or self.path / "devices" / f"device-{number}"
+        client = number - 1 if client is None else client
+        words = ("deploy", "device", place, "--data", data, "--client", client)
+        return self.start(f"device-{number}", *words)
+
+    def run(self, out, *words, name="run"):
+        return self.start(name, "deploy", "run", self.path, "--out", self.folder / out, *words)
+
+    def output(self, name):
+        return self.folder / f"{name}.out"
+
+    def printed(self, name):
+        return self.output(name).read_text(errors="replace") if self.output(name).exists() else ""
+
+    def kill(self, name, *, all_of=None):
+        """SIGKILL a command and all that it has started: a power cut."""
+        self._processes[name].kill()
+        for pid in self.pids(all_of):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._processes[name].wait()
+
+    def pids(self, home=None):
+        """The processes of this deployment, or of one Flower home of it."""
+        mark = f"FLWR_HOME={home or self.path}".encode()
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (place / "environ").read_bytes() and int(place.name) != os.getpid():
+                    found.append(int(place.name))
+        return found
+
+    def command_of(self, pid):
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return ""
+
+    def wait(self, condition, what, patience=PATIENCE):
+        deadline = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited in vain for {what}:\n{self.all_printed()}")
+            time.sleep(0.2)
+
+    def finished(self, name="run", patience=PATIENCE):
+        """Wait for a command's end; return its exit code."""
+        try:
+            return self._processes[name].wait(patience)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{name} does not end:\n{self.all_printed()}") from None
+
+    def all_printed(self):
+        return "\n".join(
+            f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}"
+            for file in sorted(self.folder.glob("*.out"))
+        )

@@ -1,0 +1,160 @@
+"""Three real devices and a server on this machine, with TLS and keys."""
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from safetensors.numpy import load_file
+
+from fedmom.experiments import settings
+from fedmom.experiments.build import prepare
+from fedmom.experiments.execute import execute
+from fedmom.experiments.folder import RunFolder
+from fedmom.flower import certificates
+from fedmom.reports import run_page
+from tests.cli.command import invoke
+from tests.deploy.field import DATA, Field
+
+WORK = {"lr": 0.01, "local-steps": 3, "seed": 5, "eval-samples": "all"}
+
+
+def options(**more):
+    """Settings as options of the command line."""
+    return [word for key, value in {**WORK, **more}.items() for word in (f"--{key}", value)]
+
+
+def lines(folder, name):
+    file = folder / name
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def final_model(folder):
+    pointer = json.loads((folder / "checkpoint" / "checkpoint.json").read_bytes())
+    return load_file(folder / "checkpoint" / pointer["tensors"])
+
+
+def simulated(folder, **more):
+    """The same run, with the same data, in this process."""
+    experiment = prepare(settings.parse({**WORK, **more, "data": DATA}))
+    execute(RunFolder.create(folder, experiment.config), experiment)
+    return folder
+
+
+def assert_same_run(ours, theirs):
+    """Equal to float tolerance: model, momentum, cohorts, and evaluations of every round."""
+    found, expected = final_model(ours), final_model(theirs)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6)
+    rows, others = (
+        [(r["round"], r["cohort"], r["replies"]) for r in lines(folder, "rounds.jsonl")]
+        for folder in (ours, theirs)
+    )
+    assert rows == others
+    for key in ("loss", "accuracy", "accuracy_p10", "clients", "samples"):
+        a, b = ([e[key] for e in lines(f, "evals.jsonl")] for f in (ours, theirs))
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory):
+    with Field(tmp_path_factory.mktemp("field")) as field:
+        field.server()
+        for number in (1, 2, 3):
+            field.device(number)
+        yield field
+
+
+def test_a_deployed_run_is_the_simulated_one(field, tmp_path):
+    how = {"rounds": 3, "clients-per-round": 2, "eval-every": 3}
+    field.run("first", *options(**how, runtime="flower:devices=3,deadline=100,least=2"))
+    assert field.finished() == 0, field.all_printed()
+    out = field.folder / "first"
+    assert_same_run(out, simulated(tmp_path / "simulated", **how))
+    said = field.printed("device-1")
+    assert "108 training and 12 test samples" in said
+    assert "Sent: an update of 2696 bytes" in said
+    assert str(field.folder / "cache") not in (out / "devices.jsonl").read_text()
+    page = run_page.overview(run_page.find([out]))
+    (section,) = [s for s in page.sections if s.title == "Devices"]
+    (table,) = section.parts
+    assert [row[0] for row in table.rows] == ["device-1", "device-2", "device-3"]
+    asked, answered = (sum(int(row[place]) for row in table.rows) for place in (2, 3))
+    assert asked == answered == 6
+
+
+def test_status_tells_who_is_online(field):
+    shown = invoke("deploy", "status", field.path)
+    assert shown.count("online") == 3
+
+
+def fleet(field, keys=None, ca=None, insecure=False):
+    """A stranger's way to the Fleet API."""
+    keys = keys or generate_key_pairs()
+    certificate = None if insecure else (ca or field.deployment.ca).read_bytes()
+    return FleetHttpClient.from_server_address(
+        field.deployment.listen, insecure, certificate, [NodeAuthHttpInterceptor(*keys)]
+    )
+
+
+def activation(keys):
+    return ActivateNodeRequest(public_key=public_key_to_bytes(keys[1]), heartbeat_interval=30)
+
+
+def test_a_key_that_is_not_registered_is_refused(field):
+    keys = generate_key_pairs()
+    with fleet(field, keys) as stranger:
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            stranger.ActivateNode(activation(keys))
+        assert refused.value.response.status_code == httpx.codes.PRECONDITION_FAILED
+        request = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            stranger.RegisterNode(request)
+        assert refused.value.response.status_code == httpx.codes.PRECONDITION_FAILED
+
+
+def test_a_registered_public_key_is_of_no_use_without_the_private_one(field):
+    public = certificates.serialization.load_ssh_public_key(
+        field.deployment.keys["device-1"].read_bytes()
+    )
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=30)
+    with fleet(field) as stranger, pytest.raises(httpx.HTTPStatusError) as refused:
+        stranger.ActivateNode(request)
+    assert refused.value.response.status_code == httpx.codes.UNAUTHORIZED
+
+
+def test_another_ca_and_no_tls_get_nowhere(field, tmp_path):
+    certificates.write_server(tmp_path, ["127.0.0.1"])
+    keys = generate_key_pairs()
+    with (
+        fleet(field, keys, ca=tmp_path / "ca.pem") as stranger,
+        pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        stranger.ActivateNode(activation(keys))
+    with fleet(field, keys, insecure=True) as stranger, pytest.raises(httpx.TransportError):
+        stranger.ActivateNode(activation(keys))
+
+
+def test_a_round_closes_at_its_deadline_without_a_device_that_was_killed(field):
+    """Last in this file: the server takes the device for online for a minute more.
+
+    Should one of the others be late, on a machine with much to do, it is asked again.
+    """
+    how = {"rounds": 2, "clients-per-round": 3, "eval-every": 100, "weighting": "cohort"}
+    field.run(
+        "kill", *options(**how, runtime="flower:devices=3,deadline=12,least=2"), name="second"
+    )
+    out = field.folder / "kill"
+    field.wait(lambda: any(e["event"] == "answered" for e in lines(out, "devices.jsonl")), "work")
+    field.kill("device-3", all_of=field.path / "devices" / "device-3")
+    assert field.finished("second") == 0, field.all_printed()
+    rows = lines(out, "rounds.jsonl")
+    assert [row["round"] for row in rows] == [1, 2]
+    assert rows[1]["replies"] == 2
+    assert rows[1]["rejected"][0][0] == 2
+    assert rows[1]["rejected"][0][1] in ("it did not answer in time", "it has gone offline")

@@ -1,0 +1,223 @@
+"""What devices and servers do on bad days, with real processes; minutes, so only when asked for."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from fedmom.core.errors import FedMomError
+from fedmom.flower import layout
+from fedmom.flower.control import Control
+from fedmom.flower.programs import free_port
+from tests.deploy.field import DATA, PATIENCE, Field, fedmom
+from tests.deploy.test_deployment import assert_same_run, lines, options, simulated
+
+pytestmark = pytest.mark.slow
+HOW = {"rounds": 6, "clients-per-round": 2, "eval-every": 3}
+LONG = 600.0
+
+
+@pytest.fixture
+def field(tmp_path):
+    with Field(tmp_path) as field:
+        field.server()
+        for number in (1, 2, 3):
+            field.device(number)
+        yield field
+
+
+def processes(field, home, part):
+    """The processes below a Flower home whose command has a part."""
+    return [pid for pid in field.pids(home) if part in field.command_of(pid)]
+
+
+def kill(pids):
+    assert pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def begun(field, out, rounds=1):
+    field.wait(lambda: len(lines(out, "rounds.jsonl")) >= rounds, "a round", LONG)
+
+
+def test_a_server_app_that_is_killed_goes_on_from_its_checkpoint(field, tmp_path):
+    """Momentum included: no round is lost or applied twice."""
+    field.run("run", *options(**HOW, runtime="flower:devices=3,least=2,deadline=120"))
+    begun(field, field.folder / "run", 2)
+    kill(processes(field, field.path / "server", "flwr-serverapp"))
+    assert field.finished(patience=LONG) == 0, field.all_printed()
+    assert "has died" in field.printed("run")
+    assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
+
+
+def test_a_superlink_that_is_killed_is_started_again_and_the_run_goes_on(field, tmp_path):
+    field.run("run", *options(**HOW, runtime="flower:devices=3,least=2,deadline=120"))
+    begun(field, field.folder / "run", 2)
+    kill(processes(field, field.path / "server", "fedmom.flower.superlink"))
+    assert field.finished(patience=LONG) == 0, field.all_printed()
+    assert "is started again" in field.printed("server")
+    assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
+
+
+def test_a_device_that_was_killed_returns_under_its_identity(field, tmp_path):
+    """With both devices of a cohort needed, rounds are repeated until it is back: the same run."""
+    field.run("run", *options(**HOW, runtime="flower:devices=3,least=2,deadline=20"))
+    out = field.folder / "run"
+    begun(field, out)
+    field.kill("device-3", all_of=field.path / "devices" / "device-3")
+    time.sleep(3)
+    field.device(3)
+    assert field.finished(patience=LONG) == 0, field.all_printed()
+    events = lines(out, "devices.jsonl")
+    assert any(e["event"] == "repeated" for e in events)
+    assert_same_run(out, simulated(tmp_path / "simulated", **HOW))
+
+
+def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
+    """An unregistered key, another CA, and no TLS: as programs, in sentences."""
+    other = layout.create(tmp_path / "other", field.deployment.address, 1)
+    theirs = tmp_path / "other" / "devices" / "device-1"
+    mine = field.path / "devices" / "device-1"
+    wrong_ca = tmp_path / "wrong-ca"
+    shutil.copytree(theirs, wrong_ca)
+    done = subprocess.run(
+        fedmom("deploy", "device", wrong_ca, "--data", DATA, "--client", 0),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "its certificate is not of the CA" in done.stderr
+    assert other.address == field.deployment.address
+    unregistered = tmp_path / "unregistered"
+    shutil.copytree(theirs, unregistered)
+    shutil.copy(mine / "ca.pem", unregistered / "ca.pem")
+    stranger = field.start(
+        "stranger", "deploy", "device", unregistered, "--data", DATA, "--client", 0
+    )
+    field.wait(lambda: "does not know this device's key" in field.printed("stranger"), "a refusal")
+    stranger.send_signal(signal.SIGTERM)
+    with Control(field.deployment) as control:
+        assert {node.name for node in control.nodes()} == {"device-1", "device-2", "device-3"}
+
+
+def test_a_trial_without_tls_on_one_machine(tmp_path):
+    with Field(tmp_path, 2, insecure=True) as field:
+        field.server()
+        for number in (1, 2):
+            field.device(number)
+        field.run("run", *options(rounds=2, runtime="flower:devices=2"))
+        assert field.finished(patience=LONG) == 0, field.all_printed()
+        assert len(lines(field.folder / "run", "rounds.jsonl")) == 2
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_behind_nginx_devices_reach_the_fleet_api_and_nothing_else(tmp_path):
+    """An outsider with the CA's certificate can neither register a node nor start a run."""
+    with Field(tmp_path, 2) as field:
+        port = free_port()
+        conf = field.path / "server" / "nginx.conf"
+        inside = field.deployment.listen.partition(":")[2]
+        conf.write_text(conf.read_text().replace(f"listen {inside} ssl", f"listen {port} ssl"))
+        nginx = subprocess.Popen(["nginx", "-c", str(conf)], start_new_session=True)
+        try:
+            field.server()
+            outside = f"127.0.0.1:{port}"
+            for number in (1, 2):
+                place = field.path / "devices" / f"device-{number}"
+                words = ("--data", DATA, "--client", number, "--server", outside)
+                field.start(f"device-{number}", "deploy", "device", place, *words)
+            field.run("run", *options(rounds=2, runtime="flower:devices=2"))
+            assert field.finished(patience=LONG) == 0, field.all_printed()
+            stranger = layout.Deployment(field.path, outside, outside, insecure=False)
+            with Control(stranger) as control:
+                for attempt in (control.register_keys, lambda: control.start({}), control.nodes):
+                    with pytest.raises(FedMomError, match="403"):
+                        attempt()
+        finally:
+            os.killpg(nginx.pid, signal.SIGTERM)
+            nginx.wait()
+
+
+HOSTILE = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmom.flower.device_end import respond as honest
+
+KINDS = ["nan", "huge", "names", "shape", "samples", "type"]
+app = ClientApp()
+
+
+@app.query()
+@app.train()
+@app.evaluate()
+def respond(message, context):
+    reply = honest(message, context)
+    if context.node_config["folder"].endswith("device-3") and "update" in reply.content:
+        return spoil(message, reply, KINDS[message.content["task"]["round"] % len(KINDS)])
+    return reply
+
+
+def spoil(message, reply, kind):
+    update = {name: array.numpy() for name, array in reply.content["update"].items()}
+    facts = dict(reply.content["facts"])
+    if kind == "nan":
+        update["0"] = np.full_like(update["0"], np.nan)
+    elif kind == "huge":
+        update["0"] = np.zeros(300_000_000, np.float32)
+    elif kind == "names":
+        update = {"x" + name: array for name, array in update.items()}
+    elif kind == "shape":
+        update["0"] = update["0"][:1]
+    elif kind == "samples":
+        facts["samples"] = 10**9
+    else:
+        update["0"] = update["0"].astype(np.float64)
+    arrays = ArrayRecord({name: Array(array) for name, array in update.items()})
+    return Message(RecordDict({"update": arrays, "facts": MetricRecord(facts)}), reply_to=message)
+"""
+
+
+def test_hostile_devices_are_left_out_and_the_run_goes_on(field):
+    (field.path / "app" / "fedmom_app" / "client_app.py").write_text(HOSTILE)
+    how = {"rounds": 6, "clients-per-round": 3, "eval-every": 6}
+    field.run("run", *options(**how, runtime="flower:devices=3,deadline=120"))
+    assert field.finished(patience=LONG) == 0, field.all_printed()
+    rows = lines(field.folder / "run", "rounds.jsonl")
+    assert [row["replies"] for row in rows] == [2] * 6
+    reasons = [row["rejected"] for row in rows]
+    assert all(len(rejected) == 1 and rejected[0][0] == 2 for rejected in reasons)
+    told = " | ".join(rejected[0][1] for rejected in reasons)
+    for part in ("not finite", "bytes", "names", "shape", "float64", "it claims 1000000000"):
+        assert part in told
+
+
+def test_a_soak_with_devices_that_leave_and_come(field):
+    """Half an hour, or as long as FEDMOM_SOAK_SECONDS says."""
+    seconds = float(os.environ.get("FEDMOM_SOAK_SECONDS", "1800"))
+    how = {"rounds": 100_000, "clients-per-round": 2, "eval-every": 10}
+    field.run("run", *options(**how, runtime="flower:devices=3,deadline=20"))
+    out, chance = field.folder / "run", random.Random(1)
+    begun(field, out)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        number = chance.randint(1, 3)
+        before = len(lines(out, "rounds.jsonl"))
+        field.kill(f"device-{number}", all_of=field.path / "devices" / f"device-{number}")
+        time.sleep(chance.uniform(0, 20))
+        field.device(number)
+        field.wait(lambda: len(lines(out, "rounds.jsonl")) > before, "another round", LONG)  # noqa: B023
+        time.sleep(chance.uniform(0, 20))
+    rows = lines(out, "rounds.jsonl")
+    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+    assert all(1 <= row["replies"] <= 2 for row in rows)

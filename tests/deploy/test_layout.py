@@ -1,0 +1,199 @@
+"""A deployment's folder: what is in it, who may read it, and what is refused."""
+
+import importlib.util
+import ssl
+import stat
+import tomllib
+
+import numpy as np
+import pytest
+from cryptography import x509
+from flwr.cli.config_utils import load_and_validate
+
+from fedmom import from_arrays
+from fedmom.core.errors import FedMomError
+from fedmom.data.save import save_store
+from fedmom.flower import layout, node, programs
+from fedmom.flower.control import packed_app, settings_of
+from fedmom.flower.device_end import own_data
+from fedmom.flower.run_process import follow
+from fedmom.reports import devices as device_table
+from fedmom.runtimes.devices import journal
+from tests.cli.command import invoke, refused
+
+
+def test_init_writes_an_app_that_flower_accepts(tmp_path):
+    printed = invoke("deploy", "init", tmp_path / "fl", "--devices", 3)
+    assert "fedmom deploy server" in printed
+    config, warnings = load_and_validate(tmp_path / "fl" / "app" / "pyproject.toml")
+    assert config["project"]["name"] == "fedmom-app"
+    assert warnings == []
+    names = sorted(p.name for p in (tmp_path / "fl" / "devices").iterdir())
+    assert names == ["device-1", "device-2", "device-3"]
+    packed = packed_app(tmp_path / "fl" / "app", {"rounds": 7})
+    assert b"PRIVATE KEY" not in packed
+    assert settings_of(tmp_path / "fl" / "app")["rounds"] == 20  # on the disk, as it was
+
+
+def test_secrets_are_their_owners_alone(tmp_path):
+    layout.create(tmp_path / "fl", "fl.example.org:9443", 1)
+    for file in ("server/ca.key", "server/server.key", "devices/device-1/device.key"):
+        assert stat.S_IMODE((tmp_path / "fl" / file).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "fl" / "server").stat().st_mode) == 0o700
+    there = {p.name for p in (tmp_path / "fl" / "devices" / "device-1").iterdir()}
+    assert there == {"ca.pem", "device.key", "device.toml"}
+
+
+def test_the_certificate_is_for_the_address_and_for_this_machine(tmp_path):
+    deployment = layout.create(tmp_path / "fl", "fl.example.org:9443", 0)
+    server = x509.load_pem_x509_certificate((deployment.server / "server.pem").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    context = ssl.create_default_context(cafile=str(deployment.ca))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert context.get_ca_certs()[0]["subject"] == ((("commonName", "FedMom deployment CA"),),)
+    assert deployment.listen == "127.0.0.1:8000"  # nobody else's machine reaches the Control API
+
+
+def test_tls_and_keys_are_the_default_of_every_program(tmp_path):
+    deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
+    device = layout.open_device(tmp_path / "fl" / "devices" / "device-1")
+    server = programs.superlink(deployment)
+    supernode = programs.supernode(device, 9101, "mine.npz", None, device.address)
+    assert "--enable-supernode-auth" in server
+    assert "--auth-supernode-private-key" in supernode
+    assert "--insecure" not in server + supernode
+
+
+def test_insecure_is_for_one_machine(tmp_path):
+    text = refused("deploy", "init", tmp_path / "a", "--insecure", "--address", "10.0.0.1:8443")
+    assert "10.0.0.1 is another" in text
+    invoke("deploy", "init", tmp_path / "b", "--insecure")
+    assert "--insecure" in programs.superlink(layout.open_deployment(tmp_path / "b"))
+    facts = tmp_path / "b" / "devices" / "device-1" / "device.toml"
+    facts.write_text(facts.read_text().replace("127.0.0.1", "10.0.0.1"))
+    with pytest.raises(FedMomError, match="insecure is for trials"):
+        layout.open_device(facts.parent)
+
+
+@pytest.mark.parametrize("address", ["here", "here:", ":80", "a b:80", "host:70000", "host;x:80"])
+def test_an_address_that_is_none_is_refused(tmp_path, address):
+    assert "is not an address" in refused("deploy", "init", tmp_path / "a", "--address", address)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_holds_a_deployment_is_left_alone(tmp_path):
+    layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
+    key = (tmp_path / "fl" / "server" / "ca.key").read_bytes()
+    assert "holds a deployment already" in refused("deploy", "init", tmp_path / "fl")
+    assert (tmp_path / "fl" / "server" / "ca.key").read_bytes() == key
+
+
+def test_one_more_device(tmp_path):
+    layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
+    invoke("deploy", "add-device", tmp_path / "fl", "kitchen")
+    assert set(layout.open_deployment(tmp_path / "fl").keys) == {"device-1", "kitchen"}
+    assert "already" in refused("deploy", "add-device", tmp_path / "fl", "kitchen")
+    assert "cannot name" in refused("deploy", "add-device", tmp_path / "fl", "../kitchen")
+
+
+def test_what_is_missing_is_said(tmp_path):
+    assert "fedmom deploy init" in refused("deploy", "server", tmp_path)
+    assert "from the server's devices/" in refused(
+        "deploy", "device", tmp_path, "--data", "synthetic"
+    )
+    layout.create(tmp_path / "fl", f"127.0.0.1:{programs.free_port()}", 1)
+    for words in (("run", tmp_path / "fl"), ("status", tmp_path / "fl")):
+        text = refused("deploy", *words)
+        assert "does not answer" in text
+        assert "fedmom deploy server" in text
+
+
+def test_settings_that_are_none_are_refused_before_anything_is_started(tmp_path):
+    deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
+    with pytest.raises(FedMomError, match="rounds"):
+        follow(deployment, tmp_path / "run", {"rounds": "many"}, print, print)
+
+
+def test_without_flower_it_says_what_to_install(tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else real(name, *a)
+    )
+    assert "pip install 'fedmom[flower]'" in refused("deploy", "status", tmp_path)
+
+
+def test_a_run_on_devices_is_not_resumed_as_another(tmp_path):
+    (tmp_path / "config.toml").write_text('data = "devices"\nruntime = "flower"\n')
+    assert "fedmom deploy run" in refused("resume", tmp_path)
+
+
+def test_a_device_is_one_client(tmp_path):
+    x, y = np.zeros((6, 2), np.float32), np.array([0, 1, 0, 1, 0, 1])
+    data = from_arrays(x, y, ["ann", "bob", "bob", "cy", "cy", "cy"], name="three")
+    save_store(data, tmp_path / "store", {})
+    where = str(tmp_path / "store")
+    with pytest.raises(FedMomError, match="has 3 clients, and a device is one"):
+        own_data({"data": where})
+    assert own_data({"data": where, "client": 2}).train.size.tolist() == [3]
+    assert own_data({"data": where, "client": "bob"}).users == ["bob"]
+    with pytest.raises(FedMomError, match="--client dan is no client"):
+        own_data({"data": where, "client": "dan"})
+    with pytest.raises(FedMomError, match="without data"):
+        own_data({})
+
+
+def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
+    (tmp_path / journal.DEVICES).write_text(
+        '{"run": "ab", "features": ["vector", [2], 2], "devices": ['
+        '{"key": "1", "name": "ann", "train": 1200, "test": 3},'
+        ' {"key": "2", "name": "bob", "train": 7, "test": 0}]}'
+    )
+    write = journal.writer(tmp_path)
+    for event in (
+        {"event": "asked", "client": 0, "round": 1},
+        {"event": "asked", "client": 1, "round": 1},
+        {"event": "answered", "client": 0, "round": 1, "seconds": 2.0},
+        {"event": "failed", "client": 1, "round": 1, "reason": "it is offline"},
+        {"event": "repeated", "round": 1, "clients": [1]},
+        {"event": "asked", "client": 1, "round": 1},
+        {"event": "answered", "client": 1, "round": 1, "seconds": 4.0},
+        {"event": "answered", "client": 1, "round": 2, "seconds": 1.0},
+    ):
+        write(event)
+    with (tmp_path / journal.EVENTS).open("a") as file:
+        file.write('{"event": "ans')  # torn by a kill
+    table = device_table.grid(tmp_path, {0: "its update is not finite"})
+    assert table.rows[0][:6] == ["ann", "1,200", "1", "1", "2.0", "0"]
+    assert table.rows[0][-1] == "its update is not finite"
+    assert table.rows[1][:6] == ["bob", "7", "2", "2", "2.5", "1"]
+    assert table.rows[1][-2:] == ["trained, round 2", "it is offline"]
+    assert table.note.endswith(": 1.")
+    assert device_table.grid(tmp_path / "elsewhere", {}) is None
+
+
+def test_the_settings_of_the_template_are_settings(tmp_path):
+    layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
+    project = tomllib.loads((tmp_path / "fl" / "app" / "pyproject.toml").read_text())
+    from fedmom.experiments import settings
+    from fedmom.flower.server_end import DEFAULTS, OUT
+
+    own = project["tool"]["flwr"]["app"]["config"]
+    own.pop(OUT)
+    assert settings.parse({**DEFAULTS, **own}).runtime.startswith("flower:")
+
+
+def test_pauses_are_short_while_a_run_goes_on(monkeypatch):
+    """Flower's loop sleeps 0.5 s while its client works, and 3 s when there is nothing to do."""
+    now, slept = [0.0], []
+    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node.time, "sleep", slept.append)
+    eager = node.EagerTime()
+    eager.sleep(3)
+    eager.sleep(0.5)
+    eager.sleep(3)
+    now[0] = node.EAGER_SECONDS + 1
+    eager.sleep(3)
+    assert slept == [3, node.LOOKS_FOR_REPLY, node.EAGER_LOOKS, 3]
+    assert eager.time() > 0  # all else is the module's

@@ -1,0 +1,366 @@
+"""What is particular to devices: their state, their errors, replies that nobody should believe."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.task_identity import TaskIdentity
+
+import fedmom
+from fedmom.core.errors import FedMomError
+from fedmom.data.federated import Features
+from fedmom.runtimes.base import Block, Failure, Workload
+from fedmom.runtimes.devices import runtime as device_runtime
+from fedmom.runtimes.devices import wire
+from fedmom.runtimes.devices.answer import answer
+from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
+from fedmom.runtimes.devices.link import Link
+from fedmom.runtimes.devices.population import from_json, meet, to_json
+from fedmom.runtimes.devices.runtime import terms
+from fedmom.runtimes.local import local
+from tests.conftest import population
+from tests.runtimes.device_grid import LoopGrid, devices
+from tests.runtimes.test_contract import SHORT, asked, close, counting, model_at
+
+
+@pytest.fixture(scope="module")
+def data():
+    return population([5, 9, 3, 7], test_sizes=[2, 0, 1, 4])
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return fedmom.build_model("logreg", data.features)
+
+
+@pytest.fixture
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(device_runtime, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(device_runtime, "SECONDS_BETWEEN_LOOKS", 0.0)
+
+
+def work(data, model, algorithm=None):
+    return Workload(data, model, SHORT, algorithm, 0)
+
+
+def test_states_stay_on_their_devices_and_survive_restarts(data, model, tmp_path):
+    """A counter that multiplies the update: 1, 2, 3 times, through a new runtime and devices."""
+    params = model_at(model)
+    plain = asked(local(work(data, model)), 0, [0, 2], params)
+    runtime = devices(work(data, model, counting()), folder=tmp_path)
+    for times in (1, 2):
+        close(
+            asked(runtime, times, [0, 2], params),
+            jax.tree.map(
+                lambda u, t=times: u * t, asked(local(work(data, model)), times, [0, 2], params)
+            ),
+        )
+        runtime.commit()
+    snapshot = runtime.snapshot()
+    assert snapshot.tensors["devices/state_of"].tolist() == [[0, 2], [2, 2]]
+    asked(runtime, 3, [0], params)  # a round that the server forgets: it dies before its commit
+    again = devices(work(data, model, counting()), folder=tmp_path)
+    again.restore(snapshot, params)
+    third = asked(again, 0, [0, 2], params)
+    close(third, jax.tree.map(lambda u: u * 3, plain))
+    assert sorted(f.name for f in tmp_path.rglob("*.safetensors"))
+
+
+def test_an_owner_may_delete_the_state(data, model, tmp_path):
+    params = model_at(model)
+    runtime = devices(work(data, model, counting()), folder=tmp_path)
+    first = asked(runtime, 0, [1], params)
+    runtime.commit()
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(b"damaged")
+    close(asked(runtime, 0, [1], params), first)  # as a client that is new
+
+
+def test_old_states_are_forgotten_once_no_checkpoint_can_need_them(data, model, tmp_path):
+    params = model_at(model)
+    runtime = devices(work(data, model, counting()), folder=tmp_path)
+    for round_ in range(6):
+        asked(runtime, round_, [1], params)
+        runtime.commit()
+        runtime.snapshot()
+    kept = sorted(int(f.stem[6:]) for f in tmp_path.rglob("*.safetensors"))
+    assert kept == [3, 4, 5]  # of the two newest checkpoints, and of the round under way
+
+
+def test_a_device_tells_an_error_by_its_name_alone(data, model):
+    def run(*_):
+        raise ZeroDivisionError("sample 17 of /home/ann/secret.npz")
+
+    seen = []
+    algorithm = fedmom.Algorithm(fedmom.fedavg(), client=fedmom.Client(run))
+    runtime = devices(work(data, model, algorithm), trouble=seen.append, least=1)
+    runtime._least = 0
+    runtime.ask(0, np.array([1]), model_at(model))
+    ((client, reason, version),) = list(runtime.replies())
+    assert (client, version) == (1, 0)
+    assert reason == "ZeroDivisionError on the device, whose own log says more"
+    assert "secret" in str(seen[0])  # which stays there
+
+
+@pytest.mark.usefixtures("_no_pauses")
+def test_a_round_with_too_few_replies_is_repeated_and_recorded(data, model):
+    runtime = devices(work(data, model), least=2)
+    events = []
+    runtime._link.journal = events.append
+    runtime.grid.offline = {101, 102}
+    runtime.ask(4, np.array([0, 1, 2]), model_at(model))
+    answers = iter(runtime.replies())
+    assert next(answers).clients.tolist() == [0]
+    assert sorted(runtime.under_way()) == [(1, 4), (2, 4)]
+    runtime.grid.offline = {102}
+    assert next(answers).clients.tolist() == [1]
+    assert list(answers) == [Failure(2, "it is offline", 4)]
+    repeated = [e for e in events if e["event"] == "repeated"]
+    assert repeated
+    assert repeated[0]["round"] == 5
+    assert repeated[0]["clients"] == [1, 2]
+    assert repeated[0]["reason"] == "1 of at least 2 replies"
+
+
+def spoiled(content):
+    """A grid's change: another content in place of a reply's."""
+
+    def change(reply):
+        reply.content = content(reply.content)
+        return reply
+
+    return change
+
+
+def with_arrays(**arrays):
+    return lambda content: RecordDict(
+        {wire.UPDATE: ArrayRecord(arrays), wire.FACTS: content[wire.FACTS]}
+    )
+
+
+def facts(**numbers):
+    return lambda content: RecordDict(
+        {wire.UPDATE: content[wire.UPDATE], wire.FACTS: MetricRecord(numbers)}
+    )
+
+
+def lying(dtype, shape, array):
+    """An array that says of itself what is not so."""
+    return Array(dtype=dtype, shape=shape, stype="numpy.ndarray", data=Array(array).data)
+
+
+GOOD = {"0": Array(np.zeros(3, np.float32)), "1": Array(np.zeros((4, 3), np.float32))}
+BAD = {
+    "no arrays": lambda content: RecordDict({wire.FACTS: content[wire.FACTS]}),
+    "wrong names": with_arrays(**{"0": GOOD["0"], "w": GOOD["1"]}),
+    "too few arrays": with_arrays(**{"0": GOOD["0"]}),
+    "wrong shape": with_arrays(**{**GOOD, "1": Array(np.zeros((3, 4), np.float32))}),
+    "wrong type": with_arrays(**{**GOOD, "1": Array(np.zeros((4, 3), np.float64))}),
+    "text": with_arrays(**{**GOOD, "0": Array(np.array(["a", "b", "c"]))}),
+    "type that is not so": with_arrays(
+        **{**GOOD, "1": lying("float32", (4, 3), np.zeros((4, 3), np.float64))}
+    ),
+    "shape that is not so": with_arrays(
+        **{**GOOD, "1": lying("float32", (4, 3), np.zeros((4, 4), np.float32))}
+    ),
+    "no numbers behind the header": with_arrays(
+        **{
+            **GOOD,
+            "1": Array(
+                dtype="float32",
+                shape=(4, 3),
+                stype="numpy.ndarray",
+                data=GOOD["1"].data[:-4],
+            ),
+        }
+    ),
+    "no array at all": with_arrays(
+        **{**GOOD, "1": Array(dtype="float32", shape=(4, 3), stype="numpy.ndarray", data=b"x" * 9)}
+    ),
+    "samples as text": lambda content: RecordDict(
+        {wire.UPDATE: content[wire.UPDATE], wire.FACTS: ConfigRecord({"samples": "9"})}
+    ),
+    "samples as a float": facts(samples=9.0, loss=0.5),
+    "negative samples": facts(samples=-9, loss=0.5),
+    "no loss": facts(samples=9),
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_a_reply_that_cannot_be_is_a_failure_and_says_why(data, model, content):
+    runtime = devices(work(data, model), change=spoiled(content))
+    runtime._least = 0
+    runtime.ask(0, np.array([1]), model_at(model))
+    (failure,) = list(runtime.replies())
+    assert isinstance(failure, Failure)
+    assert failure.client == 1
+    assert "cannot be read (" not in failure.reason  # each is understood
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (facts(samples=10, loss=0.5), "it claims 10 samples and has 9"),
+        (
+            with_arrays(**{**GOOD, "0": Array(np.full(3, np.nan, np.float32))}),
+            "its update is not finite",
+        ),
+    ],
+)
+def test_a_reply_that_is_well_formed_and_wrong_is_left_out_of_the_mean(
+    data, model, content, reason
+):
+    """Client 1 lies; the run goes on with the others, as if it had not answered."""
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
+
+    def change(reply):
+        return spoiled(content)(reply) if reply.metadata.src_node_id == 101 else reply
+
+    def train(runtime, cohort):
+        pace = fedmom.synchronous(lambda _: lambda _seed, _round: np.array(cohort), 3)
+        options = {"samples": data.train.size, "rounds": 1, "bad_replies": "skip"}
+        return list(
+            fedmom.train(fedmom.start(model, method), runtime, method, pace=pace, **options)
+        )
+
+    runtime = devices(work(data, model, method), change=change)
+    ((state, record),) = train(runtime, [0, 1, 2])
+    assert [tuple(r) for r in record.rejected] == [(1, reason)]
+    ((expected, _),) = train(local(work(data, model, method)), [0, 2])
+    close(state.params, expected.params)
+
+
+class Wire:
+    """A SuperLink as the inbox sees it: the parts of one reply, some of them late."""
+
+    def __init__(self, message, asked, late=0):
+        self._parts = {k: v.deflate() for k, v in get_all_nested_objects(message).items()}
+        self._message, self._asked, self._late = message, asked, late
+        self.confirmed = []
+
+    def PullMessages(self, request):  # noqa: N802
+        if self._asked not in request.message_ids:
+            return SimpleNamespace(messages_list=[], message_object_trees=[])
+        metadata = SimpleNamespace(
+            reply_to_message_id=self._asked, message_id=self._message.object_id
+        )
+        return SimpleNamespace(
+            messages_list=[SimpleNamespace(metadata=metadata)],
+            message_object_trees=[get_object_tree(self._message)],
+        )
+
+    def PullObject(self, request):  # noqa: N802
+        self._late -= 1
+        return SimpleNamespace(
+            object_found=True,
+            object_available=self._late < 0,
+            object_content=self._parts[request.object_id] if self._late < 0 else b"",
+        )
+
+    def ConfirmMessageReceived(self, request):  # noqa: N802
+        self.confirmed.append(request.message_object_id)
+
+
+def message_of(content):
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    return Message(content, 1, "train")
+
+
+def inbox(content, late=0):
+    message = message_of(content)
+    grid = SimpleNamespace(
+        _runtime_client=Wire(message, "question", late),
+        node=Node(node_id=1),
+        run=SimpleNamespace(run_id=1),
+    )
+    return Inbox(grid), grid._runtime_client
+
+
+def test_a_reply_is_taken_part_by_part_without_waiting():
+    content = RecordDict({wire.UPDATE: ArrayRecord([np.arange(5, dtype=np.float32)])})
+    box, link = inbox(content, late=2)
+    assert list(box.take(["question"], 5000)) == []  # its parts are not there yet
+    assert list(box.take(["question"], 5000)) == []
+    (reply,) = box.take(["question"], 5000)
+    np.testing.assert_array_equal(reply.message.content[wire.UPDATE]["0"].numpy(), np.arange(5))
+    assert len(link.confirmed) == 1
+
+
+def test_zeros_that_take_little_on_the_wire_are_not_expanded(monkeypatch):
+    """A few megabytes that would be forty: one chunk, eight times over."""
+    zeros = RecordDict({wire.UPDATE: ArrayRecord([np.zeros(10**7, np.float32)])})
+    parts = {k: len(v.deflate()) for k, v in get_all_nested_objects(message_of(zeros)).items()}
+    assert sum(parts.values()) < 14_000_000
+    monkeypatch.setattr(Array, "inflate", lambda *_, **__: pytest.fail("it was expanded"))
+    box, link = inbox(zeros)
+    (reply,) = box.take(["question"], 2 * 10**7)
+    assert reply.message is None
+    assert reply.fault.startswith("its arrays have 40,")
+    assert len(link.confirmed) == 1  # the SuperLink need not keep it
+
+
+def test_a_reply_that_is_larger_than_the_model_allows_is_not_taken_whole():
+    box, _ = inbox(RecordDict({wire.UPDATE: ArrayRecord([np.random.default_rng(0).random(10**6)])}))
+    (reply,) = box.take(["question"], 1000)
+    assert reply.fault == f"it has more than {1000 + OVERHEAD:,} bytes"
+
+
+def test_devices_are_met_and_remembered(data, model):
+    runtime = devices(work(data, model))
+    said = []
+    found = meet(Link(runtime.grid), 4, 1000, said.append)
+    assert found.train.size.tolist() == [5, 9, 3, 7]
+    assert found.test.size.tolist() == [2, 0, 1, 4]
+    assert found.users == ["device-100", "device-101", "device-102", "device-103"]
+    assert found.features == data.features
+    again = from_json(to_json(found))
+    assert (again.run, again.devices, again.features) == (found.run, found.devices, found.features)
+    assert said == ["4 devices take part: device-100, device-101, device-102, device-103."]
+
+
+def test_a_claim_that_cannot_be_is_not_believed(data, model):
+    runtime = devices(work(data, model))
+    said = []
+    found = meet(Link(runtime.grid), 2, 6, said.append)
+    assert found.train.size.tolist() == [5, 3]
+    assert "it claims 9 training and 0 test samples; believed are 1 to 6" in " ".join(said)
+
+
+def test_labels_that_only_some_devices_have_count_for_all(data, model):
+    owners = devices(work(data, model)).owners
+    more = owners[101]._replace(
+        data=lambda: replace(owners[100].data(), features=Features("vector", (4,), 7))
+    )
+    grid = LoopGrid({100: partial(answer, owner=owners[100]), 101: partial(answer, owner=more)})
+    assert meet(Link(grid), 2, 1000, lambda _: None).features.classes == 7
+
+
+def test_a_damaged_list_of_devices_is_refused():
+    with pytest.raises(FedMomError, match=r"devices\.json.*damaged"):
+        from_json(json.dumps({"run": "ab"}).encode())
+
+
+@pytest.mark.parametrize("wrong", [{"devices": 0}, {"least": 0}, {"deadline": 0.0}])
+def test_terms_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(FedMomError, match=f"flower: {next(iter(wrong))}="):
+        terms(**wrong)
+
+
+def test_without_devices_the_runtime_says_how_it_is_started(data, model):
+    with pytest.raises(FedMomError, match="fedmom deploy run"):
+        fedmom.RUNTIMES.build("flower:deadline=5", work(data, model))
+
+
+def test_blocks_come_from_replies(data, model):
+    runtime = devices(work(data, model))
+    runtime.ask(0, np.array([2]), model_at(model))
+    (block,) = list(runtime.replies())
+    assert isinstance(block, Block)
+    assert block.samples.tolist() == [3]
