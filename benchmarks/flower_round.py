@@ -12,6 +12,7 @@ of a round.
 import argparse
 import itertools
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -123,6 +124,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     rounds = parser.parse_args().rounds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends it ends the nodes, too
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder)
         deployment = create(place / "fl", f"127.0.0.1:{programs.free_port()}", 3)
