@@ -1,5 +1,6 @@
 """The Ray runtime on a real Ray of two actors: sums, states, stores, and what users are told."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -109,6 +110,15 @@ def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
         np.testing.assert_allclose(block.metrics["loss"], [losses.mean()], rtol=1e-5)
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(block.update)])
         np.testing.assert_allclose(block.metrics["norm"], [np.linalg.norm(flat)], rtol=1e-5)
+
+
+def test_actors_are_two_processes_with_the_priority_of_this_one(on_ray, data, model):
+    actors = on_ray(Workload(data, model, WORK, None)).actors()
+    processes = {process for _, process in actors}
+    assert len(processes) == 2
+    assert {os.getpriority(os.PRIO_PROCESS, p) for p in processes} == {
+        os.getpriority(os.PRIO_PROCESS, 0)
+    }
 
 
 def test_rules_and_stages_that_need_each_reply_get_it(on_ray, data, model):

@@ -40,6 +40,8 @@ def connect(address: str | None = None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray warns of a change to come in how it hides accelerators from actors that ask for none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray gives its workers less of a busy machine than all else there; here they are the work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray = package()
     with _LOCK:
         if not ray.is_initialized():
