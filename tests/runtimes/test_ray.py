@@ -1,6 +1,7 @@
 """The Ray runtime on a real Ray of two actors: sums, states, stores, and what users are told."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -381,6 +382,11 @@ def test_speeds_count_once_they_differ_by_more_than_noise():
     for seconds in (1, 1, 1.05, 1.0):
         twin.note(100, seconds)
     assert Speed.compared([fast, twin])[0] == Speed.compared([fast, twin])[1]
+
+
+def test_a_signal_means_what_it_meant_before_ray():
+    connect.connect()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_nothing_of_ray_is_said(capfd, on_ray, data, model):
