@@ -7,6 +7,7 @@ printed beside what two actors do. Then it simulates clusters that are not at ha
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import threading
@@ -152,6 +153,12 @@ def main() -> None:
     prepare_process()
     from ours import population
 
+    # More CPUs than there are, which ``connect`` would not tell Ray; else as it does.
+    os.environ.update(
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_worker_niceness="0",
+    )
     ray = connect.package()
     ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level=40)
     console, data, watch = Console(), population(WORK), Watch()

@@ -1,5 +1,7 @@
 """The Ray runtime on a real Ray of two actors: sums, states, stores, and what users are told."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -109,6 +111,15 @@ def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
         np.testing.assert_allclose(block.metrics["loss"], [losses.mean()], rtol=1e-5)
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(block.update)])
         np.testing.assert_allclose(block.metrics["norm"], [np.linalg.norm(flat)], rtol=1e-5)
+
+
+def test_actors_are_two_processes_with_the_priority_of_this_one(on_ray, data, model):
+    actors = on_ray(Workload(data, model, WORK, None)).actors()
+    processes = {process for _, process in actors}
+    assert len(processes) == 2
+    assert {os.getpriority(os.PRIO_PROCESS, p) for p in processes} == {
+        os.getpriority(os.PRIO_PROCESS, 0)
+    }
 
 
 def test_rules_and_stages_that_need_each_reply_get_it(on_ray, data, model):
@@ -371,6 +382,11 @@ def test_speeds_count_once_they_differ_by_more_than_noise():
     for seconds in (1, 1, 1.05, 1.0):
         twin.note(100, seconds)
     assert Speed.compared([fast, twin])[0] == Speed.compared([fast, twin])[1]
+
+
+def test_a_signal_means_what_it_meant_before_ray():
+    connect.connect()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_nothing_of_ray_is_said(capfd, on_ray, data, model):

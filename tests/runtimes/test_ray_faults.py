@@ -36,7 +36,7 @@ def cluster():
     """Two nodes of one CPU each, and this process as the driver."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = Cluster(

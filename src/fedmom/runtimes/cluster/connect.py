@@ -1,9 +1,12 @@
 """Ray, if it is installed, started or joined without its noise."""
 
+import contextlib
 import logging
 import os
+import signal
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from fedmom.core.errors import FedMomError
@@ -40,6 +43,8 @@ def connect(address: str | None = None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray warns of a change to come in how it hides accelerators from actors that ask for none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray gives its workers less of a busy machine than all else there; here they are the work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray = package()
     with _LOCK:
         if not ray.is_initialized():
@@ -63,13 +68,22 @@ def _init(ray: Any, address: str) -> None:
 
 def _init_quietly(ray: Any, address: str) -> None:
     alone = {"include_dashboard": False} if address == "local" else {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _own_signals():
         # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
         # warns as of any fork; between the two, nothing of JAX runs.
         warnings.simplefilter("ignore", ResourceWarning)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         with waiting("Starting Ray" if alone else f"Joining the Ray cluster at {address}"):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what this process does at SIGTERM, which Ray would replace."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _line(error: Exception) -> str:
