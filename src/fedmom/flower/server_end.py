@@ -18,7 +18,7 @@ from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import Result
+from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Link
@@ -121,5 +121,5 @@ class Lines:
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Say how good the model is."""
         for row in rows:
-            numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", "accuracy") if k in row)
+            numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", *metrics_of(row)))
             _say(f"After round {row['round']}, {row['split']}: {numbers}")

@@ -130,7 +130,7 @@ class _Plan:
         start, size = split.start[clients], split.size[clients]
         if budget is None or budget >= len(size):
             # Every client has its part, and counts by all of its samples.
-            taken, weight = np.minimum(size, _cap(size, budget)), size
+            taken, weight = np.minimum(size, cap(size, budget)), size
             places = _places(size, taken, clients, seed)
             owner = np.repeat(np.arange(len(size)), taken)
         else:
@@ -190,7 +190,7 @@ def _places(
     return np.concatenate([thinned(n, t, k, seed) for n, t, k in each])
 
 
-def _cap(sizes: NDArray[np.int64], budget: int | None) -> int:
+def cap(sizes: NDArray[np.int64], budget: int | None) -> int:
     """Return the largest c such that Σ min(size, c) keeps to the budget, which has room for 1."""
     low, high = 1, int(sizes.max(initial=1))
     if budget is None or int(sizes.sum()) <= budget:

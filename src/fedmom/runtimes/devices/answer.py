@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
@@ -103,7 +104,10 @@ def _evaluate(
         if count:
             scores = client.evaluate(params, split, count, start)
             facts[f"{split}/evaluated"] = int(scores.evaluated[0])
-            facts |= {f"{split}/sum/{name}": float(s[0]) for name, s in scores.sums.items()}
+            facts |= {
+                f"{split}/sum/{name}": np.asarray(sums[0], np.float64).tolist()
+                for name, sums in scores.sums.items()
+            }
             names |= dict.fromkeys(scores.sums)
     which = " and ".join(f"{count} {split} samples" for split, count in counts.items() if count)
     say(

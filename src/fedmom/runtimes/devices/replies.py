@@ -1,19 +1,20 @@
 """What devices send back, as the loop takes it: every number is looked at before it counts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import RecordDict
 
 from fedmom.core.types import Params
+from fedmom.models.metrics import Metric
 from fedmom.runtimes.base import Block, Clients
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.link import Answered
 from fedmom.runtimes.devices.wire import UnusableReplyError
-from fedmom.runtimes.scoring import _cap
+from fedmom.runtimes.scoring import cap
 
-Sums = dict[str, float]  # by metric, over a client's samples
+Sums = dict[str, float | list[float]]  # by metric, over a client's samples
 
 
 def block(client: int, round_: int, answered: Answered, form: Params) -> Block:
@@ -46,29 +47,33 @@ def block(client: int, round_: int, answered: Answered, form: Params) -> Block:
 
 def taken(sizes: Clients, budget: int | None) -> Clients:
     """Return how many of its samples every client evaluates."""
-    return np.minimum(sizes, _cap(sizes[sizes > 0], budget))
+    return np.minimum(sizes, cap(sizes[sizes > 0], budget))
 
 
-def all_sums(answered: Answered, takes: Mapping[str, Clients], client: int) -> dict[str, Sums]:
+def all_sums(
+    answered: Answered, takes: Mapping[str, Clients], client: int, metrics: Sequence[Metric]
+) -> dict[str, Sums]:
     """Return a device's sums on every split that it has samples of."""
     content = answered.content
     if content is None:
         raise UnusableReplyError(answered.fault)
     counts = {split: int(count[client]) for split, count in takes.items()}
-    return {split: _sums(content, split, count) for split, count in counts.items() if count}
+    return {
+        split: _sums(content, split, count, metrics) for split, count in counts.items() if count
+    }
 
 
-def _sums(content: RecordDict, split: str, expected: int) -> Sums:
+def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metric]) -> Sums:
     """Return a device's sums over its samples of a split."""
     evaluated = wire.number(content, f"{split}/evaluated", int)
     if evaluated != expected:
         raise UnusableReplyError(f"it evaluated {evaluated} {split} samples, not {expected}")
-    facts, prefix = content[wire.FACTS], f"{split}/sum/"
-    assert isinstance(facts, MetricRecord)
-    names = sorted(name for name in facts if name.startswith(prefix))
-    sums = {name.removeprefix(prefix): wire.number(content, name, float) for name in names}
-    if "loss" not in sums:
-        raise UnusableReplyError("it does not tell its loss")
-    if not 0 <= sums.get("accuracy", 0) <= evaluated:
-        raise UnusableReplyError(f"it claims to be right on {sums['accuracy']} of {evaluated}")
+    names = ("loss", *(metric.name for metric in metrics))
+    sums = {name: wire.numbers(content, f"{split}/sum/{name}") for name in names}
+    if not isinstance(sums["loss"], float):
+        raise UnusableReplyError("it does not tell its loss as one number")
+    for metric in metrics:
+        right = sums[metric.name]
+        if metric.hits and not (isinstance(right, float) and 0 <= right <= evaluated):
+            raise UnusableReplyError(f"it claims to be right on {right} of {evaluated}")
     return sums

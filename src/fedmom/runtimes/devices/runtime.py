@@ -56,6 +56,7 @@ class DeviceRuntime:
             )
         self._data, self._link, self._algorithm = data, data.link, workload.algorithm
         self._client, self._deadline, self._least = workload.client, deadline, least
+        self._metrics = workload.model.metrics
         self._asked: dict[str, _Question] = {}  # by the message's id
         self._failed: list[tuple[_Question, str]] = []  # not told yet, or asked again
         self._committed: list[_Question] = []
@@ -286,7 +287,7 @@ class DeviceRuntime:
             for answered in self._link.take(list(asked), 0):
                 client = asked.pop(answered.asked)
                 try:
-                    for split, sums in all_sums(answered, takes, client).items():
+                    for split, sums in all_sums(answered, takes, client, self._metrics).items():
                         told[split][client] = sums
                 except UnusableReplyError as error:
                     self._note("failed", client, reason=str(error))
@@ -310,15 +311,19 @@ class DeviceRuntime:
 
     def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
         """Put together what devices measured, leaving out those who measured something else."""
-        usual, _ = Counter(tuple(sums) for sums in told.values()).most_common(1)[0]
-        alike = {client: sums for client, sums in told.items() if tuple(sums) == usual}
-        finite = {c: sums for c, sums in alike.items() if np.isfinite(list(sums.values())).all()}
+        usual, _ = Counter(map(_form, told.values())).most_common(1)[0]
+        alike = {client: sums for client, sums in told.items() if _form(sums) == usual}
+        finite = {
+            client: sums
+            for client, sums in alike.items()
+            if all(np.isfinite(values).all() for values in sums.values())
+        }
         kept = finite or alike  # nobody's is: the model's own fault, which the caller tells
         for client in told.keys() - kept.keys():
             self._note("failed", client, reason="its sums are not finite, or not those asked for")
         clients = sorted(kept)
-        sums = {name: np.array([kept[c][name] for c in clients]) for name in usual}
-        return Scores(sizes[clients], counts[clients], sums)
+        sums = {name: np.array([kept[c][name] for c in clients]) for name, _ in usual}
+        return Scores(sizes[clients], counts[clients], sums, self._metrics)
 
     def _note(self, event: str, client: int, round_: int | None = None, **more: Any) -> None:
         place = {} if round_ is None else {"round": round_ + 1}
@@ -368,3 +373,8 @@ def flower(
     """Real devices, reached through Flower; `fedmom deploy run` starts it."""
     asked = terms(devices=devices, deadline=deadline, least=least, max_samples=max_samples)
     return DeviceRuntime(workload, deadline=asked.deadline, least=asked.least)
+
+
+def _form(sums: Sums) -> tuple[tuple[str, int], ...]:
+    """Return the names of sums, and how many numbers each has."""
+    return tuple((name, np.size(values)) for name, values in sums.items())

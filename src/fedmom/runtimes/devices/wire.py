@@ -74,6 +74,9 @@ def size_of(content: RecordDict) -> int:
     return sum(len(array.data) for r in content.array_records.values() for array in r.values())
 
 
+LONGEST_ROW = 100_000  # numbers that a metric may be made of
+
+
 def number(content: RecordDict, name: str, kind: type) -> Any:
     """Return a number that a device tells.
 
@@ -85,6 +88,20 @@ def number(content: RecordDict, name: str, kind: type) -> Any:
     if type(found) is not kind:
         raise UnusableReplyError(f"it does not tell {name} as a number of type {kind.__name__}")
     return found
+
+
+def numbers(content: RecordDict, name: str) -> float | list[float]:
+    """Return a number that a device tells, or a short row of them.
+
+    Raises:
+        UnusableReplyError: It is missing, too long, or of another type.
+    """
+    facts = content.get(FACTS)
+    found = facts.get(name) if isinstance(facts, MetricRecord) else None
+    row = found if isinstance(found, list) else [found]
+    if not 0 < len(row) <= LONGEST_ROW or any(type(value) is not float for value in row):
+        raise UnusableReplyError(f"it does not tell {name} as numbers of type float")
+    return found  # type: ignore[return-value]
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
