@@ -124,6 +124,7 @@ def test_the_tutorials_noise_is_as_large_as_it_says(tmp_path, monkeypatch):
         assert float(jnp.linalg.norm(update["w"])) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -165,6 +166,7 @@ def proxy():
     proxy.close()
 
 
+@pytest.mark.slow
 def test_recipes_for_callbacks_run_offline(tmp_path, proxy):
     """With the real packages, and nobody tries to reach another machine."""
     program = (
