@@ -52,6 +52,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def __init__(self, what: str, rows: Mapping[str, str]) -> None:
         self.what = what
         self._rows: dict[str, str | Callable[..., Any]] = dict(rows)
+        self._adopted: dict[str, Callable[..., Any]] = {}  # objects, which are not listed
         self._searched = False
 
     def register(self, name: str, function: Callable[..., Any]) -> None:
@@ -76,14 +77,16 @@ class Registry(Mapping[str, Callable[..., Any]]):
             'box@5f3a9c01'
         """
         row = f"{name}@{digits[:8]}"
-        self._rows[row] = function
+        self._adopted[row] = function
         return row
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        if name not in self._rows:
-            self._search()
+        if name in self._adopted:
+            return self._adopted[name]
         if name.startswith("@"):
             return _imported(name)
+        if name not in self._rows:
+            self._search()
         row = self._rows[name]
         if isinstance(row, str):
             module, _, function = row.partition(":")
@@ -99,7 +102,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(self._rows)
 
     def __contains__(self, name: object) -> bool:
-        if isinstance(name, str) and name.startswith("@"):
+        if isinstance(name, str) and (name in self._adopted or name.startswith("@")):
             return True
         if name not in self._rows:
             self._search()
