@@ -65,7 +65,7 @@ def test_a_finished_folder_is_left_as_it_is(name, copied):
         if path.name != "sweep.csv":  # may be rounded otherwise, and has a test of its own
             assert after[path] == content, path
     new = {path.name for path in after.keys() - before.keys()} - {".lock"}
-    assert new <= {"compare.png", "compare.html", "stopped.json"}
+    assert new <= {"compare.png", "compare.html", "sweep.html", "stopped.json"}
 
 
 @pytest.mark.parametrize("name", ["sweep", "sweep_finished"])

@@ -140,7 +140,7 @@ def test_claims_that_were_not_asked_about_are_left_out(tiny, nothing_trained):
 def test_what_is_no_divergence_is_raised(tiny, monkeypatch, form):
     why = "The reply of client 3 cannot be used."
 
-    def fail(experiments, _advanced, ended):
+    def fail(experiments, _advanced, ended, **_how):
         for path, experiment in experiments.items():
             stopped = Result(path, experiment.config, [], stop="stopped", why=why)
             ended(path, FedMomError(why) if form == "error" else stopped)

@@ -148,7 +148,7 @@ def test_rounds_are_those_by_hand(choice, way, monkeypatch):
         assert np.abs(found["mean"] - first["mean"]).max() > 0.05
         return
     for k, norm in own.items():
-        mine = runtime._client.personal(state.params, runtime._states.get(k, state.params))
+        mine = runtime._client.personal(state.params, runtime.states.get(k, state.params))
         here = flat(mine.trained, mine.own_trained, mine.own_state)
         for name in NORM:
             np.testing.assert_allclose(here[name], norm[name], rtol=2e-3, atol=2e-4)
@@ -156,7 +156,7 @@ def test_rounds_are_those_by_hand(choice, way, monkeypatch):
     for k in range(3):
         params = state.params
         if k in own:
-            params = runtime._client.personal(params, runtime._states.get(k, params))
+            params = runtime._client.personal(params, runtime.states.get(k, params))
         rows = slice(data.train.start[k], data.train.start[k] + SIZES[k])
         outputs = model.apply(params, data.arrays["x"][rows], None)
         expected = model.losses(outputs, jnp.asarray(data.arrays["y"][rows])).sum()

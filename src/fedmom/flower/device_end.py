@@ -101,10 +101,9 @@ def open_client(task: ConfigRecord, data: Any, folder: Path) -> Any:
     from fedmom.runtimes.devices.state import StateFolder
 
     config = settings.parse(json.loads(str(task["settings"])))
-    kind, shape, classes = json.loads(str(task["features"]))
-    features = Features(kind, tuple(shape), classes)
-    mine = data.features
-    if features._replace(classes=mine.classes) != mine or classes < mine.classes:
+    kind, shape, *labels = json.loads(str(task["features"]))
+    features, mine = Features(kind, tuple(shape), *labels), data.features
+    if features._replace(classes=mine.classes) != mine or features.classes < mine.classes:
         raise FedMomError(f"The run is about {features}, but the data here is {mine}.")
     model, algorithm, work = parts(config, features)
     workload = Workload(replace(data, features=features), model, work, algorithm, config.seed)

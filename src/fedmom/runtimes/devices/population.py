@@ -7,13 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.federated import Features, FederatedData, Split, Task
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
 from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
 
@@ -75,9 +75,9 @@ def from_json(content: bytes, link: Link | None = None) -> DeviceData:
     """Return the population that a run folder remembers."""
     try:
         known = json.loads(content)
-        kind, shape, classes = known["features"]
+        kind, shape, *labels = known["features"]
         devices = [Device(**device) for device in known["devices"]]
-        features = Features(kind, tuple(shape), classes)
+        features = Features(kind, tuple(shape), *labels)
         return population(known["run"], features, devices, link)
     except (ValueError, KeyError, TypeError):
         raise FedMomError(
@@ -154,10 +154,11 @@ def _features(content: RecordDict) -> Features:
     told = content.get(TASK)
     try:
         text: Any = told["features"] if isinstance(told, ConfigRecord) else ""
-        kind, shape, classes = json.loads(text)
+        kind, shape, classes, task = json.loads(text)
         whole = [type(n) is int and 0 < n <= MOST_VALUES for n in [*shape, classes]]
-        if kind in ("vector", "image", "text") and len(shape) <= 4 and all(whole):
-            return Features(kind, tuple(shape), classes)
+        known = kind in ("vector", "image", "text") and task in get_args(Task)
+        if known and len(shape) <= 4 and all(whole):
+            return Features(kind, tuple(shape), classes, task)
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise UnusableReplyError("it does not say what its samples look like")
@@ -165,9 +166,9 @@ def _features(content: RecordDict) -> Features:
 
 def _common(features: Sequence[Features]) -> Features:
     """Return what a model must accept to serve all devices: as many labels as any of them has."""
-    kinds = {(f.kind, f.shape) for f in features}
+    kinds = {(f.kind, f.shape, f.task) for f in features}
     if len(kinds) > 1:
-        seen = "; ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
+        seen = "; ".join(f"{kind} {shape} {task}" for kind, shape, task in sorted(kinds))
         raise FedMomError(
             f"The devices' samples do not look alike: {seen}. Prepare them in one way."
         )
