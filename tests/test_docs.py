@@ -168,6 +168,7 @@ def test_settings_are_settings(block):
     assert sweep.cells(values, grid)
 
 
+@pytest.mark.slow  # tests/core/test_registry.py has another, every time
 def test_a_package_of_your_own(tmp_path):
     """The architecture page's package, as pip would install it, on the command line and resumed."""
     (project,) = map(tomllib.loads, code(ARCHITECTURE, "toml"))

@@ -11,7 +11,13 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 NEEDS = {"own_data.py": "pandas", "own_runtime.py": "torch"}
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+LONG = ("own_model.py",)  # nets of four libraries
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p.name in LONG), id=p.name) for p in EXAMPLES],
+)
 def test_it_runs(path, capsys):
     needed = NEEDS.get(path.name)
     if needed and find_spec(needed) is None:

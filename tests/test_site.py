@@ -92,6 +92,7 @@ def session(page):
     return namespace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_tutorials_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

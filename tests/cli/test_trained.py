@@ -114,7 +114,8 @@ def test_an_exported_model_has_its_parameters_and_a_card(vector_run, tmp_path):
     assert "is not an empty folder" in refused("export", vector_run.path, "--out=model")
 
 
-@pytest.mark.parametrize("name", ["vector_run", pytest.param("text_run", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vector_run", "text_run"])
 def test_an_onnx_file_gives_the_models_outputs(name, request, tmp_path):
     import onnxruntime
 

@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from fedmom.flower.layout import open_deployment
 from tests.cli.command import invoke
 from tests.deploy.field import Field
@@ -18,6 +20,7 @@ def commands():
     return [shlex.split(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     """In a folder of their own; the port is a free one, since several tests may run at once."""
     monkeypatch.chdir(tmp_path)

@@ -105,7 +105,9 @@ def states(runtime):
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("sums", [True, False], ids=["summed", "each"])
+@pytest.mark.parametrize(
+    "sums", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["summed", "each"]
+)
 def test_the_clients_of_a_killed_actor_are_asked_again_once(data, model, tmp_path, sums):
     """Killed in the second of three rounds, with some of its clients done."""
     workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=CLIENTS + 4))
@@ -142,6 +144,7 @@ def test_the_clients_of_a_killed_actor_are_dropped_if_that_is_asked_for(data, mo
     close(state.params, expected.params)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
     """A client that kills whoever works for it does not hold up the run."""
@@ -156,6 +159,7 @@ def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, monkeypatch):
     monkeypatch.setattr(crew, "LOOK_EVERY", 0.0)
     workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=1_000))

@@ -69,7 +69,7 @@ def fitted_line(
 
     Examples:
         >>> fitted_line(34, "fedavg", (5, 10), "0:09", ["loss 0.5", "acc 0.8"]).plain
-        'fedavg ━━━━━━━━━━ 5/10 0:09 loss 0.5'
+        'fedavg ━━━━━━━━ 5/10 0:09 loss 0.5'
     """
     place = f"{done[0]}/{done[1]}"
     name = name if len(name) <= width // 4 else name[: width // 4 - 1] + "…"
