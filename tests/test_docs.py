@@ -284,4 +284,4 @@ def test_the_main_job_shows_a_clear_difference(workplace):
         rows = (workplace / "main" / algorithm / "evals.jsonl").read_text().splitlines()
         final[algorithm] = json.loads(rows[-1])["accuracy"]
     assert final["fedsgd"] + 0.03 < final["fedavg"]
-    assert final["fedavg"] + 0.03 < final["fedmom"]
+    assert final["fedavg"] + 0.01 < final["fedmom"]
