@@ -52,6 +52,9 @@ class LocalRuntime:
         seed: The seed of the run.
         workers: Threads; by default one per core.
         vectorized: Run many clients in one program; by default on accelerators only.
+        cohort: How many clients are usually asked at once. Where another number is asked, clients
+            run in calls of few different sizes, since each size is compiled. By default all
+            numbers are usual.
 
     Examples:
         >>> import numpy as np
@@ -75,6 +78,7 @@ class LocalRuntime:
         seed: int = 0,
         workers: int | None = None,
         vectorized: bool | None = None,
+        cohort: int | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} is not 1 or more.")
@@ -84,6 +88,7 @@ class LocalRuntime:
         self._work, self._client = workload.local_work, workload.client
         self._arrays = place(data.arrays)
         self._key = clients_key(seed)
+        self._cohort = cohort
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
         self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
@@ -167,13 +172,13 @@ class LocalRuntime:
         lr = schedules.at(self._work.lr, question.round)
         if self._vectorized:
             way: Way = "many"
-            parts = _parts(tasks, CLIENTS_AT_ONCE)
+            most = CLIENTS_AT_ONCE
         elif self._short(question.broadcast, tasks):
-            way, parts = "few", _parts(tasks, FEW_AT_ONCE)
+            way, most = "few", FEW_AT_ONCE
         else:
             yield from self._threaded(question.broadcast, lr, tasks)
             return
-        for part in parts:
+        for part in _parts(tasks, most, self._cohort):
             yield part, self._run(question.broadcast, lr, part, way)
 
     def _threaded(
@@ -232,11 +237,21 @@ def local(
         seed=workload.seed,
         workers=workers,
         vectorized=vectorized,
+        cohort=workload.cohort,
     )
 
 
-def _parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
-    """Cut tasks into as few parts of at most so many as it takes, of sizes as equal as can be."""
-    size = -(-len(tasks) // -(-len(tasks) // most))
-    for first in range(0, len(tasks), size):
+def _parts(tasks: Sequence[Task], most: int, usual: int | None) -> Iterator[Sequence[Task]]:
+    """Cut tasks into the parts of one call each: every size of a part is compiled.
+
+    The usual number of tasks makes as few parts of at most ``most`` as it takes, of sizes as equal
+    as can be. Any other makes parts of that size, then of a quarter of it, and so on down to 1.
+    """
+    usual = usual or len(tasks)
+    size = -(-usual // -(-usual // most))
+    first = 0
+    while first < len(tasks):
+        while len(tasks) != usual and size > len(tasks) - first:
+            size = max(1, size // 4)
         yield tasks[first : first + size]
+        first += size
