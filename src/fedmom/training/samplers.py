@@ -1,7 +1,8 @@
 """Samplers: values that draw the cohort of a round. A sampler is a function of (seed, round).
 
 ``uniform(samples)`` and the others return a function of M, the size of a cohort, that returns the
-sampler. The cost of a draw does not depend on the number of clients.
+sampler. A draw costs the same for a million clients as for a hundred, but by ``weighted``, which
+puts all of them in a random order.
 """
 
 from collections.abc import Callable
