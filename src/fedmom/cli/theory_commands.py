@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import FOLDER, setting_option
+from fedmom.cli.options import FOLDER, Command, setting_option
 from fedmom.theory.budgets import Budget, Look
 
 CONSTANT = click.FloatRange(max=1e100)  # products of them stay finite
@@ -26,10 +26,8 @@ MOMENTUM_TASK = (
     *("batches", "lr", "server_lr", "weighting", "sampler", "average", "seed"),
 )
 
-Command = Callable[..., Any]
 
-
-def setting_options(names: tuple[str, ...]) -> Callable[[Command], Command]:
+def with_settings(names: tuple[str, ...]) -> Callable[[Command], Command]:
     """Give a command the options of some settings."""
 
     def decorated(command: Command) -> Command:
@@ -55,7 +53,7 @@ def task_options(command: Command) -> Command:
         count("--short-run", 50, "Rounds of the run along which the models lie.", 100_000),
     ):
         command = option(command)
-    return setting_options(TASK)(command)
+    return with_settings(TASK)(command)
 
 
 @click.command(name="estimate")
@@ -133,7 +131,7 @@ def counterexample_(out: Path) -> None:
 
 @click.command(name="momentum")
 @click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
-@setting_options(MOMENTUM_TASK)
+@with_settings(MOMENTUM_TASK)
 @click.option(
     "--momentum",
     type=click.FloatRange(0, 1, max_open=True),

@@ -24,10 +24,10 @@ MOST_SIDE = 2**14
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError)
 DAMAGE_TOO = (OverflowError, MemoryError, NotImplementedError, struct.error, Warning)
 
-Source = Path | bytes
+Picture = Path | bytes
 
 
-def read_pictures(name: str, sources: Sequence[Source], size: int | str | None) -> NDArray[Any]:
+def read_pictures(name: str, sources: Sequence[Picture], size: int | str | None) -> NDArray[Any]:
     """Decode pictures: (N, height, width) where all are gray, else (N, height, width, 3).
 
     Args:
@@ -73,7 +73,7 @@ def _size(name: str, size: int | str) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def _header(name: str, source: Source, place: int) -> tuple[str, tuple[int, int]]:
+def _header(name: str, source: Picture, place: int) -> tuple[str, tuple[int, int]]:
     """Return the mode, and height and width, without decoding."""
     with _opened(name, source, place) as image:
         if image.mode not in (*GRAY, *COLOUR):
@@ -90,7 +90,7 @@ def _header(name: str, source: Source, place: int) -> tuple[str, tuple[int, int]
 
 
 def _decoded(
-    name: str, source: Source, place: int, shape: tuple[int, int], mode: str
+    name: str, source: Picture, place: int, shape: tuple[int, int], mode: str
 ) -> NDArray[np.uint8]:
     from PIL import Image
 
@@ -104,7 +104,7 @@ def _decoded(
             raise _damaged(name, source, place, error) from None
 
 
-def _opened(name: str, source: Source, place: int) -> Any:
+def _opened(name: str, source: Picture, place: int) -> Any:
     from PIL import Image
 
     try:
@@ -117,7 +117,7 @@ def _opened(name: str, source: Source, place: int) -> Any:
         raise _damaged(name, source, place, error) from None
 
 
-def _damaged(name: str, source: Source, place: int, error: BaseException) -> FedMomError:
+def _damaged(name: str, source: Picture, place: int, error: BaseException) -> FedMomError:
     said = textwrap.shorten(str(error) or type(error).__name__, 200).rstrip(".")
     return FedMomError(
         f"{name}: {_called(source, place)} is not a readable picture: {said}. It may be"
@@ -125,7 +125,7 @@ def _damaged(name: str, source: Source, place: int, error: BaseException) -> Fed
     )
 
 
-def _called(source: Source, place: int) -> str:
+def _called(source: Picture, place: int) -> str:
     return f"the picture of row {place}" if isinstance(source, bytes) else str(source)
 
 

@@ -15,7 +15,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
-from fedmom.experiments.recovery import Found, Say
+from fedmom.experiments.recovery import FoundCheckpoint, Say
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.diagnostics import Diagnostics
@@ -219,7 +219,7 @@ class _Execution:
         for watcher in self._watchers:
             watcher.begin(self._experiment, state.round)
 
-    def _restore_runtime(self, found: Found) -> None:
+    def _restore_runtime(self, found: FoundCheckpoint) -> None:
         state, tensors = found.checkpoint
         try:
             self._runtime.restore(

@@ -21,9 +21,9 @@ from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
 from fedmom.runtimes import questions
 from fedmom.runtimes.base import Block, Clients, Scores, Snapshot, Workload
-from fedmom.runtimes.programs import Answer, Task, Way, compiled
+from fedmom.runtimes.programs import Answer, ClientTask, Way, compiled
 from fedmom.runtimes.questions import Question
-from fedmom.runtimes.scoring import Part, Scorer
+from fedmom.runtimes.scoring import ClientRange, Scorer
 from fedmom.runtimes.states import ClientStates
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
@@ -134,7 +134,7 @@ class LocalRuntime:
         return self._scorer.splits
 
     def evaluate(
-        self, params: Params, split: str, budget: int | None = None, part: Part | None = None
+        self, params: Params, split: str, budget: int | None = None, part: ClientRange | None = None
     ) -> Scores:
         """Evaluate a model on the clients' samples, with their own models if they have any.
 
@@ -166,7 +166,7 @@ class LocalRuntime:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answers(self, question: Question) -> Iterator[tuple[Sequence[Task], Answer]]:
+    def _answers(self, question: Question) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
         """Run the clients of a question, in order."""
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
@@ -182,10 +182,10 @@ class LocalRuntime:
             yield part, self._run(question.broadcast, lr, part, way)
 
     def _threaded(
-        self, broadcast: Any, lr: float, tasks: Sequence[Task]
-    ) -> Iterator[tuple[Sequence[Task], Answer]]:
+        self, broadcast: Any, lr: float, tasks: Sequence[ClientTask]
+    ) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
         """Run a client per thread, and one ahead so that no thread waits."""
-        waiting: deque[tuple[Sequence[Task], Future[Answer]]] = deque()
+        waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
         try:
             for task in tasks:
                 waiting.append(([task], self._pool.submit(self._wait, broadcast, lr, [task])))
@@ -199,12 +199,12 @@ class LocalRuntime:
             for _, future in waiting:
                 future.cancel()
 
-    def _wait(self, broadcast: Any, lr: float, part: Sequence[Task]) -> Answer:
+    def _wait(self, broadcast: Any, lr: float, part: Sequence[ClientTask]) -> Answer:
         answer = self._run(broadcast, lr, part, "one")
         jax.tree.map(lambda leaf: leaf.block_until_ready(), answer)
         return answer
 
-    def _run(self, broadcast: Any, lr: float, part: Sequence[Task], way: Way) -> Answer:
+    def _run(self, broadcast: Any, lr: float, part: Sequence[ClientTask], way: Way) -> Answer:
         return self._programs[way](
             broadcast,
             self.states.stacked([task.client for task in part], broadcast),
@@ -215,11 +215,11 @@ class LocalRuntime:
             capacity=max(capacity(self._work, task.size) for task in part),
         )
 
-    def _task(self, round_: int, client: int) -> Task:
+    def _task(self, round_: int, client: int) -> ClientTask:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
-        return Task(client, start, size, self._work.count(round_, size), round_)
+        return ClientTask(client, start, size, self._work.count(round_, size), round_)
 
-    def _short(self, broadcast: Any, tasks: Sequence[Task]) -> bool:
+    def _short(self, broadcast: Any, tasks: Sequence[ClientTask]) -> bool:
         self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
         return bool(self._sent * samples < SHORT)
@@ -241,7 +241,9 @@ def local(
     )
 
 
-def _parts(tasks: Sequence[Task], most: int, usual: int | None) -> Iterator[Sequence[Task]]:
+def _parts(
+    tasks: Sequence[ClientTask], most: int, usual: int | None
+) -> Iterator[Sequence[ClientTask]]:
     """Cut tasks into the parts of one call each: every size of a part is compiled.
 
     The usual number of tasks makes as few parts of at most ``most`` as it takes, of sizes as equal

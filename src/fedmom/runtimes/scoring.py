@@ -25,7 +25,7 @@ CHUNK = 1024  # samples in a call
 CHUNKS = (CHUNK, 256, 64, 16)  # where every client has a model of its own; each is compiled
 DRAW = 0x6576616C  # the seed of which samples are evaluated, whatever the run's seed
 WHOLE = 2**63  # in place of a client's number: the split as a whole
-Part = tuple[int, int]  # the first client of a plan, and the one after the last
+ClientRange = tuple[int, int]  # the first client of a plan, and the one after the last
 BATCH_ON_CPU = 128  # samples in a product: larger ones leave the cache
 
 
@@ -56,7 +56,7 @@ class Scorer:
         return self._plans[split, budget]
 
     def __call__(
-        self, params: Params, split: str, budget: int | None, part: Part | None = None
+        self, params: Params, split: str, budget: int | None, part: ClientRange | None = None
     ) -> Scores:
         """Evaluate one model on all clients, or on some of the plan's."""
         plan = self.plan(split, budget).within(part)
@@ -70,7 +70,7 @@ class Scorer:
         model_of: Callable[[int], Params],
         split: str,
         budget: int | None,
-        part: Part | None = None,
+        part: ClientRange | None = None,
     ) -> Scores:
         """Evaluate every client, or some of the plan's, with a model of its own."""
         plan = self.plan(split, budget).within(part)
@@ -162,7 +162,7 @@ class _Plan:
         self.owner = (np.cumsum(seen) - 1)[owner]
         self.positions = (start[owner] + places).astype(np.int32)
 
-    def parts(self, most: int) -> list[Part]:
+    def parts(self, most: int) -> list[ClientRange]:
         """Cut the clients into at most so many parts of about as many samples each."""
         count = min(most, -(-len(self.positions) // CHUNK))
         ends = np.cumsum(self.taken)
@@ -170,7 +170,7 @@ class _Plan:
         bounds = [0, *cuts.tolist(), len(ends)]
         return [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
 
-    def within(self, part: Part | None) -> "_Plan":
+    def within(self, part: ClientRange | None) -> "_Plan":
         """Return the plan of some of its clients."""
         if part is None:
             return self

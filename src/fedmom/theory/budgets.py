@@ -1,8 +1,11 @@
 """How much of a task is looked at: for estimates of constants, and for spectra."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedmom.core.errors import FedMomError
+
+Tick = Callable[[], None]  # called after every piece of work, to move a bar
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ no sample of clients tells how large the largest of all may be.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,13 +37,12 @@ from fedmom.data.federated import FederatedData
 from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
 from fedmom.runtimes.local import LocalRuntime
-from fedmom.theory.budgets import Budget
+from fedmom.theory.budgets import Budget, Tick
 from fedmom.theory.constants import Constants
 from fedmom.theory.intervals import Estimate, Measured, summarize
 from fedmom.training.subproblem import Subproblem
 
 Floats = NDArray[np.float64]
-Tick = Callable[[], None]  # called after every piece of work, to move a bar
 
 ITERATIONS = 20  # of the power iteration, at most
 RISE = 0.005  # it ends when |Hv| rises by less than this, relatively

@@ -19,11 +19,10 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments.build import Experiment
 from fedmom.runtimes.base import Block
-from fedmom.theory.budgets import Look
+from fedmom.theory.budgets import Look, Tick
 from fedmom.theory.constants import Array
 from fedmom.training.subproblem import Subproblem
 
-Tick = Callable[[], None]
 Product = Callable[[Array], Array]
 
 
