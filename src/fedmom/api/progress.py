@@ -35,7 +35,7 @@ class RoundsPerSecond(ProgressColumn):
         return Text(f"{task.speed:.1f} rounds/s" if task.speed else "compiling", "cyan")
 
 
-class Line(ProgressColumn):
+class ProgressLine(ProgressColumn):
     """A run in one line, as wide as the terminal: what is least needed is left out first."""
 
     def __init__(self, console: Console) -> None:
@@ -106,7 +106,7 @@ class LiveBar:
     """One line that moves: round, time left, loss, metrics, rate."""
 
     def __init__(self, console: Console, label: str) -> None:
-        self._progress = Progress(Line(console), console=console)
+        self._progress = Progress(ProgressLine(console), console=console)
         self._task = self._progress.add_task(label, total=None, loss="", train="", test="")
 
     def __enter__(self) -> "LiveBar":

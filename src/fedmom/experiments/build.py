@@ -64,15 +64,27 @@ class Experiment:
             **defaults: Options of the runtime, where the settings do not give them.
         """
         workload = Workload(
-            self.data, self.model, work or self.work, self.algorithm, self.config.seed
+            self.data,
+            self.model,
+            work or self.work,
+            self.algorithm,
+            self.config.seed,
+            cohort=self.pace.rows,
         )
         runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
         return runtime
 
     def train(
-        self, state: State, runtime: Runtime, rounds: int | None = None
+        self, state: State, runtime: Runtime, rounds: int | None = None, *, commit: bool = True
     ) -> Iterator[tuple[State, Record]]:
-        """Yield (state, record) after every round, until the run's last or another one."""
+        """Yield (state, record) after every round, until the run's last or another one.
+
+        Args:
+            state: Where to go on from.
+            runtime: Where the clients live.
+            rounds: The last round, if it is not the run's.
+            commit: As in ``fedmom.train``: whether a round counts as soon as it is done.
+        """
         steps = loop.train(
             state,
             runtime,
@@ -82,6 +94,7 @@ class Experiment:
             rounds=self.config.rounds if rounds is None else rounds,
             seed=self.config.seed,
             bad_replies=self.config.bad_replies,
+            commit=commit,
         )
         try:
             yield from steps

@@ -11,7 +11,7 @@ from fedmom.models.base import Model, as_channels, conv, dense, dropout, linear,
 
 
 def lenet5(features: Features) -> Model:
-    """LeNet-5, rectified and max-pooled: conv 6, conv 16, dense 120, 84 (images)."""
+    """LeNet-5 with ReLU and max pooling: conv 6, conv 16, dense 120, 84 (images)."""
     height, width, channels = _image_shape("lenet5", features)
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
 

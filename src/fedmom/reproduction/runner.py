@@ -18,7 +18,7 @@ from fedmom.experiments.settings import RunConfig
 from fedmom.experiments.sweep import Outcome, side_by_side
 from fedmom.reproduction import plan
 from fedmom.reproduction.measures import Choice, best
-from fedmom.reproduction.plan import LrGrid, Scale, Task
+from fedmom.reproduction.plan import LrGrid, PaperTask, Scale
 from fedmom.reproduction.progress import Overall
 
 
@@ -51,7 +51,7 @@ class Cache:
             self._experiments[config] = prepare(config, self._loaded[config.data])
         return self._experiments[config]
 
-    def data(self, task: Task) -> FederatedData:
+    def data(self, task: PaperTask) -> FederatedData:
         """Return a task's data."""
         return self._loaded[task.data]
 
