@@ -52,15 +52,15 @@ class Field:
         for process in self._processes.values():
             process.wait()
 
-    def start(self, name, *words):
-        """Start a command of ours; what it prints is kept."""
+    def start(self, name, *words, command=None, env=None):
+        """Start a command of ours, or another one; what it prints is kept."""
         with self.output(name).open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                fedmom(*words),
+                command or fedmom(*words),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env={**os.environ, "FEDMOM_CACHE": str(self.folder / "cache")},
+                env={**(env or os.environ), "FEDMOM_CACHE": str(self.folder / "cache")},
                 start_new_session=True,
             )
         return self._processes[name]
@@ -99,6 +99,11 @@ class Field:
 
     def printed(self, name):
         return self.output(name).read_text(errors="replace") if self.output(name).exists() else ""
+
+    def end(self, name):
+        """Ctrl-C; return the exit code."""
+        self._processes[name].send_signal(signal.SIGINT)
+        return self._processes[name].wait(PATIENCE)
 
     def kill(self, name, *, all_of=None):
         """SIGKILL a command and all that it has started: a power cut."""

@@ -26,6 +26,7 @@ def main(grid, context):
     device_nodes.GRID = grid
     out, root, suite = (context.run_config[name] for name in ("out", "root", "suite"))
     options = ["-q", "-p", "no:cacheprovider", "-k", "flower", "--rootdir", root]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Flower has imported much
     pytest.main([*options, f"--junitxml={out}", suite])
 """
 CLIENT = """
@@ -59,6 +60,7 @@ def test_the_contract_suite_passes_on_real_nodes(tmp_path, monkeypatch):
             suite = ROOT / "tests" / "runtimes" / "test_contract.py"
             run = control.start({"out": str(out), "root": str(ROOT), "suite": str(suite)})
             field.wait(lambda: control.run(run).ended, "the suite", 900)
+            assert control.run(run).status == "completed", control.run(run).details
         log = (field.path / "server" / "superlink.log").read_text(errors="replace")
         cases = list(ElementTree.parse(out).iter("testcase"))
     assert not [case.get("name") for case in cases if case.find("failure") is not None], log

@@ -179,7 +179,7 @@ def test_behind_nginx_an_outsider_can_neither_register_a_node_nor_start_a_run(fi
 
 
 def test_a_round_closes_at_its_deadline_without_a_device_that_was_killed(field):
-    """Last in this file: the server takes the device for online for a minute more.
+    """The server takes the device for online for a minute more.
 
     Should one of the others be late, on a machine with much to do, it is asked again.
     """
@@ -196,3 +196,12 @@ def test_a_round_closes_at_its_deadline_without_a_device_that_was_killed(field):
     assert rows[1]["replies"] == 2
     assert rows[1]["rejected"][0][0] == 2
     assert rows[1]["rejected"][0][1] in ("it did not answer in time", "it has gone offline")
+
+
+def test_a_device_that_is_stopped_says_so_to_the_server(field):
+    """So it may come back at once, and nobody waits for it in the meantime."""
+    log = field.path / "server" / "superlink.log"
+    before = log.read_text().count("Deactivated node_id")
+    assert field.end("device-1") == 130
+    assert log.read_text().count("Deactivated node_id") == before + 1
+    assert "This device takes part no longer" in field.printed("device-1")

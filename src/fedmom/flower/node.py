@@ -80,6 +80,10 @@ def work(address: str, parent: int) -> None:
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.runtime import run_clientapp as handler
 
+    # What ends the SuperNode is sent to all of its group. Were this process to end first, the
+    # SuperNode would not come to tell the server that the device leaves.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     setattr(handler, "Error", by_name)  # noqa: B010
     _load()
     client = RuntimeHttpClient.from_server_address(
