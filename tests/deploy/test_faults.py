@@ -192,13 +192,14 @@ def test_a_soak_with_devices_that_leave_and_come(field):
     seconds = float(os.environ.get("FEDMOM_SOAK_SECONDS", "1800"))
     how = {"rounds": 100_000, "clients-per-round": 2, "eval-every": 10}
     field.run("run", *options(**how, runtime="flower:devices=3,deadline=20"))
-    out, chance = field.folder / "run", random.Random(1)
+    out, chance, kills = field.folder / "run", random.Random(1), 0
     begun(field, out)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         number = chance.randint(1, 3)
         before = len(lines(out, "rounds.jsonl"))
         field.kill(f"device-{number}", all_of=field.path / "devices" / f"device-{number}")
+        kills += 1
         time.sleep(chance.uniform(0, 20))
         field.device(number)
         field.wait(lambda: len(lines(out, "rounds.jsonl")) > before, "another round", LONG)  # noqa: B023
@@ -206,3 +207,7 @@ def test_a_soak_with_devices_that_leave_and_come(field):
     rows = lines(out, "rounds.jsonl")
     assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
     assert all(1 <= row["replies"] <= 2 for row in rows)
+    whole = sum(row["replies"] == 2 for row in rows)
+    again = sum(event["event"] == "repeated" for event in lines(out, "devices.jsonl"))
+    print(f"{seconds:.0f} s, {kills} kills: {len(rows)} rounds, {whole} whole, {again} repeated")
+    assert 0 < whole
