@@ -94,7 +94,7 @@ class LocalRuntime:
         ways: tuple[Way, ...] = ("one", "few", "many")
         read = reader(data.features)
         self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
-        self._scorer = Scorer(model, data, self._arrays)
+        self._scorer = Scorer(model, data, self._arrays, workers)
         self._sent = 0  # numbers in a broadcast, once that is known
         self._asked: deque[Question] = deque()
         self._committed: list[Question] = []  # of them, as the last round left them
