@@ -8,6 +8,7 @@ windows cost nothing. Where a client's samples do not lie side by side, a table 
 positions leads to them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -125,8 +126,20 @@ def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array that JAX can share: itself, or a copy that begins where XLA wants it."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
-    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    first = -room.ctypes.data % ALIGNMENT
-    copy = room[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = _aligned_room(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+def aligned_rows(array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return ``array[rows]`` where JAX can share it: large data is copied once, not twice."""
+    copy = _aligned_room((len(rows), *array.shape[1:]), array.dtype)
+    np.take(array, rows, axis=0, out=copy, mode="clip")  # "raise" would take room for another
+    return copy
+
+
+def _aligned_room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    return room[first : first + size].view(dtype).reshape(shape)
