@@ -24,7 +24,7 @@ from fedmom.cli.theory_tables import (
     statements_table,
 )
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import free_folder, write_atomic
+from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars
 from fedmom.core.types import Params
 from fedmom.experiments import build, settings
@@ -366,7 +366,7 @@ def _given(file: Path | None, options: Mapping[str, Any]) -> tuple[Constants, Se
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        row = json.loads(file.read_text(encoding="utf-8"))
+        row = parse_json(file.read_bytes())
         return asdict(from_row(row["estimates"]).constants()), asdict(Setting(**row["setting"]))
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
