@@ -40,7 +40,9 @@ def cells(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str,
     known = [kebab(name) for name in RunConfig.model_fields]
     for key, values in grid.items():
         if key not in known:
-            raise FedMomError(f"There is no setting {key!r} to vary. Settings: {sorted(known)}.")
+            raise FedMomError(
+                f"There is no setting {key!r} to vary. Settings: {', '.join(sorted(known))}."
+            )
         if not isinstance(values, list) or not values:
             raise FedMomError(f"grid: {key} = {values!r} must be a list of one value or more.")
     configs: dict[str, RunConfig] = {}
