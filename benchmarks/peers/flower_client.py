@@ -8,7 +8,7 @@ import torch
 import work as w
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch_nets import build, flatten, train_client
+from torch_nets import build, flatten, loss_of, train_client
 
 app = ClientApp()
 
@@ -31,7 +31,7 @@ def train(message, context):
     (server,) = message.content["arrays"].to_numpy_ndarrays()
     local.copy_(torch.from_numpy(server))
     k = context.node_config["partition-id"]
-    train_client(name, net, x[k], y[k])
+    train_client(name, net, loss_of(net, compiled=False), x[k], y[k])
     content = RecordDict(
         {
             "arrays": ArrayRecord([local.numpy()]),

@@ -75,12 +75,24 @@ def flatten(net):
     return flat
 
 
-def train_client(name, net, x, y):
+def options():
+    """The command line, with what PyTorch's programs add to it."""
+    return w.arguments(lambda parser: parser.add_argument("--compile", action="store_true"))
+
+
+def loss_of(net, *, compiled):
+    """The loss of a batch, as PyTorch runs it line by line or compiled with its gradient."""
+
+    def loss(inputs, labels):
+        return F.cross_entropy(net(inputs), labels)
+
+    return torch.compile(loss) if compiled else loss
+
+
+def train_client(name, net, loss, x, y):
     """H steps of SGD on random batches of one client."""
     parameters = list(net.parameters())
     for rows in torch.randint(len(y), (w.WORKS[name].steps, w.BATCH)):
-        inputs, labels = batch(name, x, y, rows)
-        loss = F.cross_entropy(net(inputs), labels)
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss(*batch(name, x, y, rows)), parameters)
         with torch.no_grad():
             torch._foreach_add_(parameters, gradients, alpha=-w.LR)

@@ -92,6 +92,7 @@ def way(request, monkeypatch):
     """Clients on threads, a few in one call, or vectorized."""
     short, vectorized = WAYS[request.param]
     monkeypatch.setattr(local, "SHORT", short)
+    monkeypatch.setattr(local, "CALL", 0)
     monkeypatch.setattr(Run, "vectorized", vectorized)
     return request.param
 

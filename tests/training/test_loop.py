@@ -172,8 +172,10 @@ def test_clients_on_threads_in_one_call_and_vectorized_agree(work, monkeypatch):
     for constant in ("FEW_AT_ONCE", "CLIENTS_AT_ONCE"):
         monkeypatch.setattr(local, constant, 2)  # so that 4 clients take two calls
     found = []
-    for short, vectorized in ((0, False), (float("inf"), False), (0, True)):
+    ways = ((0, 1, False), (0, 2, False), (float("inf"), 1, False), (0, 1, True))
+    for short, per_call, vectorized in ways:
         monkeypatch.setattr(local, "SHORT", short)
+        monkeypatch.setattr(local, "at_once", lambda *_, n=per_call: n)
         found.append(trained(FIVE, WORKS[work], rounds=3, m=4, vectorized=vectorized)[1])
     for other in found[1:]:
         np.testing.assert_allclose(leaves(found[0]), leaves(other), rtol=1e-4, atol=1e-6)
@@ -185,14 +187,31 @@ def test_parts_of_a_cohort_need_not_be_equal(vectorized, monkeypatch):
         monkeypatch.setattr(local, constant, 2)  # so that the last of 5 clients is alone
     parts = trained(FIVE, WORKS["steps"], rounds=2, vectorized=vectorized)[1]
     monkeypatch.setattr(local, "SHORT", 0)
+    monkeypatch.setattr(local, "CALL", 0)
     alone = trained(FIVE, WORKS["steps"], rounds=2)[1]
     np.testing.assert_allclose(leaves(alone), leaves(parts), rtol=1e-4, atol=1e-6)
 
 
-def test_workers_change_no_bit(monkeypatch):
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_workers_change_no_bit(per_call, monkeypatch):
     monkeypatch.setattr(local, "SHORT", 0)  # so that clients run on threads
+    monkeypatch.setattr(local, "at_once", lambda *_: per_call)
     one, four = (trained(FIVE, WORKS["epochs"], m=4, workers=w)[1] for w in (1, 4))
     np.testing.assert_array_equal(leaves(one), leaves(four))
+
+
+@given(clients=st.integers(1, 2_000), product=st.integers(local.SHORT, 10**10))
+def test_clients_in_one_call_are_as_many_as_pay(clients, product):
+    """M/k calls and the last of k clients take M/k * c + k * w, which is least at sqrt(Mc/w)."""
+    size = local.at_once(clients, product)
+    assert clients % size == 0  # one program for all calls
+
+    def taken(k):
+        return clients / k * local.CALL + k * product
+
+    assert taken(size) <= taken(1)
+    possible = [k for k in (1, 2, 4, 8) if clients % k == 0]
+    assert taken(size) <= 1.25 * min(map(taken, possible))
 
 
 def noted_ways(monkeypatch):

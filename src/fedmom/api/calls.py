@@ -1,6 +1,6 @@
 """Whole experiments in one call each: run, compare, sweep, load, report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,8 @@ def compare(
         [('avg', 3), ('adam', 3)]
     """
     values = _named({"data": data, **settings})
+    if isinstance(algorithms, str) or not algorithms:
+        raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {name: name for name in map(_algorithm, algorithms)}
     configs: dict[str, schema.RunConfig] = {}
@@ -163,6 +165,9 @@ def sweep(
         >>> list(runs)
         ['lr0.001', 'lr0.01']
     """
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise FedMomError(f"grid: {name} is {values!r}. Give a list of values: [{values!r}].")
     lists = {
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()
@@ -226,6 +231,8 @@ def report(
         'page.html'
     """
     several = runs if isinstance(runs, list | tuple) else [runs]
+    if not several:
+        raise FedMomError("There is no run to report on. Give one, or its folder.")
     places = [each.path if isinstance(each, Run | Runs) else Path(str(each)) for each in several]
     return write_report(results.find(places), Path(out), target)
 

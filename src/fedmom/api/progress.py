@@ -154,7 +154,7 @@ class PlainLines:
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Print the evaluation."""
         place = f"{self._label} {rows[0]['round']}/{self._rounds}"
-        self._console.print(f"{place}  {summary(rows)}", highlight=False, markup=False)
+        _print_line(self._console, f"{place}  {summary(rows)}")
 
 
 class ManyRuns:
@@ -191,7 +191,12 @@ class ManyRuns:
         if self._console.is_terminal:
             return
         place = f"{self._ended}/{self._runs} {path.name}"
-        self._console.print(f"{place}  {_end(outcome)}", highlight=False, markup=False)
+        _print_line(self._console, f"{place}  {_end(outcome)}")
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Print one line, however long: a log is searched by line."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _end(outcome: Outcome) -> str:

@@ -31,7 +31,6 @@ COMPARE_DEFAULTS: dict[str, Any] = {
     "eval-samples": 2000,
 }
 MOST_SEEDS = 10_000
-MOST_NAMED = 5  # runs in one note
 
 
 @click.command()
@@ -293,16 +292,10 @@ def _say_notes(folder: Any, experiment: Any) -> None:
 
 def _say_risen(results: Mapping[str, Any]) -> None:
     """Tell the user of runs that ended worse than they began, without leaving the numbers."""
-    from fedmom.experiments.rising import advice
+    from fedmom.experiments.rising import risen
 
-    risen = {n: run for n, run in results.items() if not run.stop and run.risen()}
-    if risen:
-        runs = ", ".join(f"{name} {run.risen()}" for name, run in list(risen.items())[:MOST_NAMED])
-        more = f", and {len(risen) - MOST_NAMED} more" if len(risen) > MOST_NAMED else ""
-        note(
-            f"the training loss ended above that of the first model: {runs}{more}."
-            f" {advice(next(iter(risen.values())).config)}"
-        )
+    if sentence := risen(results):
+        note(sentence)
 
 
 @contextlib.contextmanager

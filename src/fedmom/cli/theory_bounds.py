@@ -1,6 +1,5 @@
 """What the theory's bounds are for given constants, and the case that breaks a published one."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from fedmom.cli.output import OUT
 from fedmom.cli.theory_tables import plain_table, statements_table
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json
 from fedmom.reports import drawing
 from fedmom.theory import advice
 from fedmom.theory import counterexample as broken_case
@@ -72,7 +72,7 @@ def _given(file: Path | None, options: Mapping[str, Any]) -> tuple[Constants, Se
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        row = json.loads(file.read_text(encoding="utf-8"))
+        row = parse_json(file.read_bytes())
         return asdict(from_row(row["estimates"]).constants()), asdict(Setting(**row["setting"]))
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -136,7 +137,15 @@ class Registry(Mapping[str, Callable[..., Any]]):
         function = self.find(spec)
         given = options(function, spec)
         known = options_of(function)
-        return function(*args, **{k: v for k, v in defaults.items() if k in known} | given)
+        values = {k: v for k, v in defaults.items() if k in known} | given
+        if not spec.startswith("@"):
+            return function(*args, **values)
+        try:
+            return function(*args, **values)
+        except FedMomError:
+            raise
+        except Exception as error:  # of a user's own code, whatever it is
+            raise FedMomError(f"{split(spec)[0]} failed: {_where(error)}.") from error
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Yield (spec with its defaults, what it is) for every row, to be listed."""
@@ -192,6 +201,13 @@ def _imported(name: str) -> Callable[..., Any]:
     return found
 
 
+def _where(error: Exception) -> str:
+    """Return what was raised, and the line of the user's file that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = str(error).strip().partition("\n")[0].removesuffix(".")
+    return f"{type(error).__name__}: {said} ({last.filename}, line {last.lineno})"
+
+
 @lru_cache(maxsize=1)  # looking through all installed packages takes a while
 def _entry_points() -> Any:
     return importlib.metadata.entry_points()
@@ -243,8 +259,6 @@ def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
     """Return the options that a spec gives to a function, in the function's own types."""
-    from pydantic import TypeAdapter, ValidationError
-
     name, given = split(spec)
     known = options_of(function)
     hints = _types(function, known)
@@ -253,17 +267,23 @@ def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
         if key not in known:
             allowed = ", ".join(known) or "none"
             raise FedMomError(f"{name} has no option {key!r}. Its options: {allowed}.")
-        try:
-            values[key] = TypeAdapter(hints[key]).validate_python(text)
-        except ValidationError:
-            kind = _kind(hints[key])
-            raise FedMomError(f"{name}: {key}={text!r} is not of type {kind}.") from None
+        values[key] = _value(f"{name}: {key}", text, hints[key])
         check_number(f"{name}: {key}={text}", values[key], hints[key])
     missing = [k for k, p in known.items() if p.default is p.empty and k not in values]
     if missing:
         example = ",".join(f"{key}=..." for key in missing)
         raise FedMomError(f"{name} needs {', '.join(missing)}. Write {name}:{example}.")
     return values
+
+
+def _value(what: str, text: str, hint: Any) -> Any:
+    """Return the value that a text stands for."""
+    from pydantic import TypeAdapter, ValidationError  # slow to load: not for specs without options
+
+    try:
+        return TypeAdapter(hint).validate_python(text)
+    except ValidationError:
+        raise FedMomError(f"{what}={text!r} is not of type {_kind(hint)}.") from None
 
 
 def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

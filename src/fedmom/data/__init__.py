@@ -137,6 +137,9 @@ def _refuse_missing(name: str) -> None:
 
 
 def _from_path(path: Path, options: str) -> "FederatedData":
+    from fedmom.data.cache import check_regular
+
+    check_regular(path, path.stat().st_mode)
     for fits, read in FORMATS.values():
         if resolve_name(fits)(path):
             function = resolve_name(read)

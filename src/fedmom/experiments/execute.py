@@ -1,5 +1,6 @@
 """Running an experiment in its folder, or going on with one, until the last round."""
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +71,15 @@ class Watcher(Protocol):
 
 
 def warn(text: str) -> None:
-    """Say something to a program: as a warning."""
-    warnings.warn(text, stacklevel=2)
+    """Say something to a program: as a warning, at the line of the user's that called us."""
+    level = 1
+    while (frame := sys._getframe(level)).f_back and _is_ours(frame.f_globals):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
+
+
+def _is_ours(names: Mapping[str, Any]) -> bool:
+    return str(names.get("__name__")).partition(".")[0] in ("fedmom", "contextlib")
 
 
 def execute(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import locked, sync, write_atomic
+from fedmom.core.files import locked, parse_json, sync, write_atomic
 from fedmom.experiments import checkpoints, logs, origin, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
@@ -139,7 +139,7 @@ class RunFolder:
         """Return how the run stopped before its end, ``diverged`` or ``stopped``, and why."""
         for name in (STOPPED, DIVERGED_BEFORE):
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                fact = json.loads((self.path / name).read_bytes())
+                fact = parse_json((self.path / name).read_bytes())
                 return str(fact.get("kind", "diverged")), str(fact.get("why", ""))
         return "", ""
 
@@ -151,7 +151,7 @@ class RunFolder:
     def versions(self) -> dict[str, str]:
         """Return the versions that made the run, which a folder copied by hand may lack."""
         try:
-            found = json.loads((self.path / "versions.json").read_bytes())
+            found = parse_json((self.path / "versions.json").read_bytes())
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -16,6 +16,8 @@ MOST_LAYERS = 1000
 def logreg(features: Features) -> Model:
     """Logistic regression (vectors, images)."""
     need("logreg", features, ("vector", "image"))
+    numbers = (flat_size(features) + 1) * features.classes
+    check_parameters(f"logreg for {features.classes:,} classes", numbers)
     return _perceptron(features, [])
 
 

@@ -172,11 +172,15 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
         if not (path / "config.toml").exists():
             RunFolder.create(path, experiment.config)
 
+    failures: list[FedMomError] = []
+
     def ended(path: Path, result: Outcome) -> None:
         if isinstance(result, FedMomError):
-            raise result
+            failures.append(result)
+            return
         if result.stop and not result.diverged:
-            raise FedMomError(result.why)
+            failures.append(FedMomError(result.why))
+            return
         if result.diverged:
             overall.diverged(by_path[path], result.why)
         cache.keep(by_path[path], result)
@@ -187,6 +191,8 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
         ended,
         runtime=runtime,
     )
+    if failures:  # the others have ended by now, and are kept
+        raise failures[0]
 
 
 def _has_ended(path: Path, config: RunConfig) -> bool:

@@ -1,5 +1,6 @@
 """Clients simulated in this process: on worker threads, or many at once on an accelerator."""
 
+import math
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,9 @@ from fedmom.runtimes.states import ClientStates
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
 # of its own. Counted, not timed: the way a round is computed must not depend on a clock.
 SHORT = 500_000
+# The same product of a client that takes about as long as Python takes over one call, which one
+# thread does at a time: on the quickest models, where it counts (benchmarks/many_cores.py).
+CALL = 1_000_000
 # Short clients in one call: enough to hide its cost, few enough to compile quickly.
 FEW_AT_ONCE = 8
 # Clients in one call on an accelerator: enough to fill it, few enough for its memory.
@@ -39,10 +43,10 @@ class LocalRuntime:
     """Runs clients on this machine. They answer in the order they were asked, so sums repeat.
 
     On a CPU, clients run on worker threads, each in a program of its own: XLA gains little from
-    several threads inside one small client. The shortest run one after another, a few in one
-    call. On an accelerator, clients run vectorized: one program for many. All give the same up
-    to rounding. A client runs when its reply is waited for, so work that is cancelled costs
-    nothing.
+    several threads inside one small client. Where there are many, a thread takes a few in one
+    call; the shortest all run one after another. On an accelerator, clients run vectorized: one
+    program for many. All give the same up to rounding. A client runs when its reply is waited
+    for, so work that is cancelled costs nothing.
 
     Args:
         data: The population.
@@ -94,7 +98,7 @@ class LocalRuntime:
         ways: tuple[Way, ...] = ("one", "few", "many")
         read = reader(data.features)
         self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
-        self._scorer = Scorer(model, data, self._arrays)
+        self._scorer = Scorer(model, data, self._arrays, workers)
         self._sent = 0  # numbers in a broadcast, once that is known
         self._asked: deque[Question] = deque()
         self._committed: list[Question] = []  # of them, as the last round left them
@@ -173,22 +177,22 @@ class LocalRuntime:
         if self._vectorized:
             way: Way = "many"
             most = CLIENTS_AT_ONCE
-        elif self._short(question.broadcast, tasks):
+        elif (product := self._product(question.broadcast, tasks)) < SHORT:
             way, most = "few", FEW_AT_ONCE
         else:
-            yield from self._threaded(question.broadcast, lr, tasks)
+            yield from self._threaded(question.broadcast, lr, tasks, at_once(len(tasks), product))
             return
         for part in _parts(tasks, most, self._cohort):
             yield part, self._run(question.broadcast, lr, part, way)
 
     def _threaded(
-        self, broadcast: Any, lr: float, tasks: Sequence[ClientTask]
+        self, broadcast: Any, lr: float, tasks: Sequence[ClientTask], size: int
     ) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
-        """Run a client per thread, and one ahead so that no thread waits."""
+        """Run a call of so many clients per thread, and one ahead so that no thread waits."""
         waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
         try:
-            for task in tasks:
-                waiting.append(([task], self._pool.submit(self._wait, broadcast, lr, [task])))
+            for part in _parts(tasks, size, None):
+                waiting.append((part, self._pool.submit(self._wait, broadcast, lr, part)))
                 if len(waiting) > self._workers:
                     part, future = waiting.popleft()
                     yield part, future.result()
@@ -200,8 +204,8 @@ class LocalRuntime:
                 future.cancel()
 
     def _wait(self, broadcast: Any, lr: float, part: Sequence[ClientTask]) -> Answer:
-        answer = self._run(broadcast, lr, part, "one")
-        jax.tree.map(lambda leaf: leaf.block_until_ready(), answer)
+        answer = self._run(broadcast, lr, part, "one" if len(part) == 1 else "few")
+        jax.block_until_ready(answer)  # type: ignore[no-untyped-call]
         return answer
 
     def _run(self, broadcast: Any, lr: float, part: Sequence[ClientTask], way: Way) -> Answer:
@@ -219,10 +223,11 @@ class LocalRuntime:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
         return ClientTask(client, start, size, self._work.count(round_, size), round_)
 
-    def _short(self, broadcast: Any, tasks: Sequence[ClientTask]) -> bool:
+    def _product(self, broadcast: Any, tasks: Sequence[ClientTask]) -> int:
+        """Return parameters x samples x steps of the longest client."""
         self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
-        return bool(self._sent * samples < SHORT)
+        return self._sent * int(samples)
 
 
 def local(
@@ -239,6 +244,26 @@ def local(
         vectorized=vectorized,
         cohort=workload.cohort,
     )
+
+
+def at_once(clients: int, product: int) -> int:
+    """Return how many clients to run in one call on a thread, whatever the number of cores.
+
+    M / k calls start one after another and the last of them runs k clients: with c and w, the
+    times of a call and of a client, M/k * c + k * w is least at k = sqrt(M * c / w). It is a
+    power of two that divides M, so that there is one program to compile.
+
+    Args:
+        clients: M.
+        product: Parameters x samples x steps of a client.
+
+    Examples:
+        >>> at_once(100, 13_500_000), at_once(1_000, 13_500_000), at_once(10, 13_500_000)
+        (2, 8, 1)
+    """
+    best = math.sqrt(clients * CALL / product)
+    sizes = (size for size in (8, 4, 2) if size <= best and clients % size == 0)
+    return next(sizes, 1)
 
 
 def _parts(

@@ -37,8 +37,15 @@ class Scorer:
     fewer samples than clients, the samples are drawn from the split as a whole.
     """
 
-    def __init__(self, model: Model, data: FederatedData, arrays: dict[str, jax.Array]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        data: FederatedData,
+        arrays: dict[str, jax.Array],
+        workers: int | None = None,
+    ) -> None:
         self._data, self._arrays, self._metrics = data, arrays, model.metrics
+        self._workers = workers or os.cpu_count()
         self._score = _compile_score(model, reader(data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
 
@@ -61,7 +68,7 @@ class Scorer:
         """Evaluate one model on all clients, or on some of the plan's."""
         plan = self.plan(split, budget).within(part)
         firsts = range(0, len(plan.positions), CHUNK)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(self._workers) as pool:
             parts = list(pool.map(lambda first: self._chunk(params, plan, first), firsts))
         return self._scores(plan, parts)
 

@@ -69,11 +69,11 @@ def malformed(block: Block, form: Form) -> str:
     """Say what makes a whole block useless; nothing if it is well formed."""
     clients, samples = np.asarray(block.clients), np.asarray(block.samples)
     members = np.asarray(members_of(block))
-    if clients.ndim != 1 or not np.issubdtype(clients.dtype, np.integer) or not len(clients):
+    if clients.ndim != 1 or clients.dtype.kind not in "iu" or not len(clients):
         return f"its block names the clients {clients.tolist()!r}"
-    if samples.shape != clients.shape or not np.issubdtype(samples.dtype, np.integer):
+    if samples.shape != clients.shape or samples.dtype.kind not in "iu":
         return f"its block counts its samples as {samples.tolist()!r}"
-    whole = members.ndim == 1 and np.issubdtype(members.dtype, np.integer)
+    whole = members.ndim == 1 and members.dtype.kind in "iu"
     if not whole or (members < 1).any() or members.sum() != len(clients):
         return f"its block has groups of {members.tolist()} for {len(clients)} clients"
     for name in ("loss", "norm"):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms.aggregation import mean
 from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.model_state import forms_of, server_of
+from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import init_key, stages_key
 from fedmom.core.types import Params
@@ -183,10 +184,13 @@ def train(
     state = jax.device_put(state, device)._replace(round=state.round)
     rounds_of = _Rounds(runtime, algorithm, pace, samples, seed, bad_replies, state)
     following = rounds_of.draw(state.round)
+    first = state.round
     while state.round < rounds:
         state, record, following = rounds_of.play(state, following)
         if commit:
             runtime.commit()
+        if state.round == first + 1:  # by now all is compiled
+            give_memory_back()
         yield state, record
 
 

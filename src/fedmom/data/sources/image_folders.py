@@ -16,6 +16,7 @@ from fedmom.data.labels import read_labels
 from fedmom.data.save import save_store
 from fedmom.data.values import numbers_or_texts
 
+DEEPEST = 3  # client/class/picture
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former
 LAYOUTS = "client/class/image, or class/image with partition="
 
@@ -121,7 +122,10 @@ def _image_files(top: Path) -> Iterator[Path]:
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         for file in sorted(files):
             if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                yield Path(here) / file
+                found = Path(here) / file
+                if len(found.relative_to(top).parts) > DEEPEST:  # not after a whole disk
+                    _refuse_layout(top, [found])
+                yield found
 
 
 def _refuse_layout(top: Path, files: list[Path]) -> None:
