@@ -9,6 +9,7 @@ from fedmom.algorithms import build
 from fedmom.algorithms.base import as_server
 from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork
 from fedmom.data.batches import reader
+from fedmom.runtimes import local
 from fedmom.runtimes.programs import compiled
 from fedmom.training.aggregate import AT_ONCE, compile_programs
 from tests.conftest import population
@@ -123,22 +124,25 @@ def test_drop_outs_compile_nothing_new_for_a_rule_that_needs_each_reply():
     assert compile_programs(as_server(server), rule, ()).step._cache_size() == 1
 
 
-@pytest.mark.parametrize("vectorized", [False, True], ids=["few", "many"])
-def test_cohorts_of_any_size_compile_few_programs(vectorized):
+@pytest.mark.parametrize(("way", "sizes"), [("few", 2), ("many", 3), ("threads", 1)])
+def test_cohorts_of_any_size_compile_few_programs(way, sizes, monkeypatch):
     """Earlier, every size of a Poisson cohort was compiled by itself, and every sum of blocks."""
+    if way == "threads":  # two clients in a call, and single ones in a program of their own
+        monkeypatch.setattr(local, "SHORT", 0)
+        monkeypatch.setattr(local, "CALL", 10**9)
     data = population([9] * 30)
     model = fedmom.build_model("logreg", data.features)
-    work = LocalWork(lr=0.1, steps=2, prox=0.4)  # its own, so that its programs are this test's
+    work = LocalWork(lr=0.1, steps=2, prox=0.4 + sizes)  # its own, and so are its programs
     server = optax.sgd(0.2)
     algorithm = fedmom.Algorithm(server)
     pace = fedmom.synchronous(fedmom.poisson(data.train.size), 10)
     options = {"pace": pace, "samples": data.train.size, "rounds": 25}
-    runtime = fedmom.LocalRuntime(data, model, work, vectorized=vectorized, cohort=10)
+    runtime = fedmom.LocalRuntime(data, model, work, vectorized=way == "many", cohort=10)
     found = list(fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options))
-    assert len({record.replies for _, record in found}) > 8  # sizes
-    way = "many" if vectorized else "few"
-    program = compiled(model, reader(data.features), work, LOCAL_TRAINING, way)
-    assert program._cache_size() <= 3
+    assert len({record.replies for _, record in found}) > 8
+    kind = "many" if way == "many" else "few"
+    program = compiled(model, reader(data.features), work, LOCAL_TRAINING, kind)
+    assert program._cache_size() == sizes
     programs = compile_programs(as_server(server), fedmom.mean(), ())
     assert programs.add._cache_size() + programs.step._cache_size() <= 8
 

@@ -180,7 +180,8 @@ class LocalRuntime:
         elif (product := self._product(question.broadcast, tasks)) < SHORT:
             way, most = "few", FEW_AT_ONCE
         else:
-            yield from self._threaded(question.broadcast, lr, tasks, at_once(len(tasks), product))
+            size = at_once(self._cohort or len(tasks), product)
+            yield from self._threaded(question.broadcast, lr, tasks, size)
             return
         for part in _parts(tasks, most, self._cohort):
             yield part, self._run(question.broadcast, lr, part, way)
@@ -191,7 +192,7 @@ class LocalRuntime:
         """Run a call of so many clients per thread, and one ahead so that no thread waits."""
         waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
         try:
-            for part in _parts(tasks, size, None):
+            for part in _parts(tasks, size, self._cohort):
                 waiting.append((part, self._pool.submit(self._wait, broadcast, lr, part)))
                 if len(waiting) > self._workers:
                     part, future = waiting.popleft()

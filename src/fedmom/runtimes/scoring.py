@@ -87,7 +87,7 @@ class Scorer:
             params = model_of(client)
             return [self._chunk(params, plan, *piece) for piece in _pieces(first, end)]
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(self._workers) as pool:
             places = plan.clients.tolist(), (ends - plan.taken).tolist(), ends.tolist()
             parts = list(itertools.chain.from_iterable(pool.map(one, *places)))
         return self._scores(plan, parts)
