@@ -203,7 +203,7 @@ class LocalProblem(NamedTuple):
         return self._end(w, state), total / self.steps
 
     def _start(self, params: Params) -> tuple[Params, Any]:
-        """Return what is trained, and the state that training changes."""
+        """Return the trained parameters, and the state that training changes."""
         if self.kept is None:
             return params, ()
         if self.work.batch_size is None:

@@ -208,7 +208,7 @@ def _end(outcome: Outcome) -> str:
 
 
 def watch(console: Console, label: str) -> LiveBar | PlainLines:
-    """Return what suits the place where output goes."""
+    """Return a live bar for a terminal, plain lines for anything else."""
     return LiveBar(console, label) if console.is_terminal else PlainLines(console, label)
 
 
@@ -227,7 +227,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 
 def tensorboard(path: Path, experiment: Experiment) -> list["TensorBoard"]:
-    """Return what writes TensorBoard files to a run's folder, if its settings ask for it."""
+    """Return the writer of TensorBoard files in a run's folder, if its settings ask for it."""
     return [TensorBoard(path)] if experiment.config.tensorboard else []
 
 

@@ -135,7 +135,7 @@ def _prove(
 
 
 def _task(options: dict[str, Any]) -> tuple[Experiment, Budget, int]:
-    """Return what the options of a task mean."""
+    """Return the experiment, the budget and the rounds of the short run."""
     budget = Budget(*(options.pop(name) for name in ("clients", "samples", "models")))
     short_run: int = options.pop("short_run")
     given = {kebab(n): v for n, v in options.items() if v is not None}

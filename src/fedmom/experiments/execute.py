@@ -272,7 +272,7 @@ class _Execution:
 
 
 def _diagnostics(experiment: Experiment, runtime: Runtime) -> Diagnostics | None:
-    """Return what takes notes of the clients, if that is asked for."""
+    """Return the diagnostics of the run, if they are asked for."""
     config, rule = experiment.config, experiment.algorithm.rule
     if config.diagnostics_every is None or rule is None:
         return None

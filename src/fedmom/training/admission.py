@@ -212,7 +212,7 @@ class Admission:
         return Admitted(members, keep, factor)
 
     def _factor(self, block: Block, round_: int) -> float:
-        """Return what a block counts for its age; 0: nothing."""
+        """Return the weight of a block for its age; 0: it does not count."""
         factor = self._pace.weight(round_ - block.version) if block.version <= round_ else 0.0
         if factor > 0:
             return factor

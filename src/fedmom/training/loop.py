@@ -127,7 +127,7 @@ def model_of(algorithm: Algorithm, state: State) -> Params:
 
 
 def broadcast_of(algorithm: Algorithm, state: State) -> Any:
-    """Return what clients receive: for most methods ``state.params``."""
+    """Return the broadcast to clients: for most methods ``state.params``."""
     return server_of(algorithm, state.params).broadcast(state.params, state.server)
 
 
