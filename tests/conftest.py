@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,10 @@ def _compiled() -> Path:
 # Before JAX is imported. Processes that tests start inherit it, and so do pytest's own workers.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compiled()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# A shell turns Ctrl-C off for what it runs with &, and processes that tests start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

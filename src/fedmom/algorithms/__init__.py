@@ -23,6 +23,7 @@ SOLVERS = Registry(
         name: f"fedmom.algorithms.solvers:{name}"
         for name in ("sgd", "momentum", "rmsprop", "adam", "adamw")
     },
+    returns="optax:GradientTransformation",
 )
 SCHEDULES = Registry(
     "schedule",
@@ -30,9 +31,15 @@ SCHEDULES = Registry(
         name: f"fedmom.algorithms.schedules:{name}"
         for name in ("linear", "cosine", "exponential", "inverse", "inverse_sqrt", "step")
     },
+    returns="function",
 )
 RULES = Registry(
     "rule",
     {name: f"fedmom.algorithms.aggregation:{name}" for name in ("mean", "trimmed_mean")},
+    returns="fedmom.algorithms.base:Rule",
 )
-STAGES = Registry("stage", {"clip": "fedmom.algorithms.aggregation:clip"})
+STAGES = Registry(
+    "stage",
+    {"clip": "fedmom.algorithms.aggregation:clip"},
+    returns="fedmom.algorithms.base:Stage",
+)

@@ -1,6 +1,5 @@
 """Settings by name -> an algorithm. Equal settings give one object, whose programs runs share."""
 
-import inspect
 import re
 from functools import lru_cache
 from typing import Any
@@ -12,7 +11,7 @@ from fedmom.algorithms.base import Algorithm, Rule, Server, Stage
 from fedmom.algorithms.client import Solver
 from fedmom.algorithms.server import averaged
 from fedmom.core.errors import FedMomError
-from fedmom.core.registry import options
+from fedmom.core.registry import options, parameters_of
 from fedmom.core.types import Weighting
 
 MEAN = "mean"
@@ -20,7 +19,7 @@ MEAN = "mean"
 
 def default_of(spec: str, parameter: str) -> float | None:
     """Return the default of an algorithm's ``momentum`` or ``learning_rate``; None: it has none."""
-    parameters = inspect.signature(ALGORITHMS.find(spec)).parameters
+    parameters = parameters_of(ALGORITHMS.find(spec))
     return parameters[parameter].default if parameter in parameters else None
 
 
@@ -51,15 +50,20 @@ def algorithm(
         'sum'
     """
     function = ALGORITHMS.find(spec)
-    taken = inspect.signature(function).parameters
+    taken = parameters_of(function)
     named: dict[str, Any] = {}
     if "learning_rate" in taken:
         named["learning_rate"] = schedules.parse(server_lr)
     if "momentum" in taken and momentum is not None:
         named["momentum"] = momentum
-    made = function(**named, **options(function, spec))
-    if not isinstance(made, Algorithm):
+    made = ALGORITHMS.call(spec, **named, **options(function, spec))
+    if isinstance(made, Server | optax.GradientTransformation):
         made = Algorithm(made)
+    if not isinstance(made, Algorithm):
+        raise FedMomError(
+            f"{spec} returns a {type(made).__name__}. An algorithm is a fedmom.Algorithm, a Server"
+            " or an optax optimizer."
+        )
     server: Server | optax.GradientTransformation = made.server
     if average is not None:
         server = averaged(server, average)
@@ -87,4 +91,6 @@ def solver(spec: str) -> Solver:
     """Return the client optimizer of a spec such as ``sgd:momentum=0.9``: a function of lr."""
     function = SOLVERS.find(spec)
     given = options(function, spec)
+    if spec.startswith("@"):
+        SOLVERS.call(spec, 0.1, **given)  # whether it works is told before the run has a folder
     return lambda lr: function(lr, **given)

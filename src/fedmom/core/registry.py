@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar, get_type_hints
 
 from fedmom.core.bounds import check_number
@@ -33,6 +34,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         what: The word for one of them in messages, such as "model".
         rows: Built-in names with ``"module:function"``. A module is imported when its function
             is asked for, so that listing names is quick.
+        returns: The type that its functions return, as ``"module:type"``, where a user's own
+            function can be told from others by it; "function" if they return functions.
 
     A package of a user's adds rows by entry points in the group ``fedmom.<what>s``; they work
     on the command line, in run folders and in ``fedmom resume``::
@@ -50,8 +53,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         8.0
     """
 
-    def __init__(self, what: str, rows: Mapping[str, str]) -> None:
-        self.what = what
+    def __init__(self, what: str, rows: Mapping[str, str], returns: str = "") -> None:
+        self.what, self._returns = what, returns
         self._rows: dict[str, str | Callable[..., Any]] = dict(rows)
         self._adopted: dict[str, Callable[..., Any]] = {}  # objects, which are not listed
         self._searched = False
@@ -137,15 +140,31 @@ class Registry(Mapping[str, Callable[..., Any]]):
         function = self.find(spec)
         given = options(function, spec)
         known = options_of(function)
-        values = {k: v for k, v in defaults.items() if k in known} | given
+        return self.call(spec, *args, **{k: v for k, v in defaults.items() if k in known} | given)
+
+    def call(self, spec: str, *args: Any, **values: Any) -> Any:
+        """Call the function that a spec names; a user's own is not trusted to work."""
+        function = self.find(spec)
         if not spec.startswith("@"):
             return function(*args, **values)
+        name = split(spec)[0]
         try:
-            return function(*args, **values)
+            made = function(*args, **values)
         except FedMomError:
             raise
-        except Exception as error:  # of a user's own code, whatever it is
-            raise FedMomError(f"{split(spec)[0]} failed: {_where(error)}.") from error
+        except Exception as error:  # of the user's code, whatever it is
+            raise FedMomError(f"{name} failed: {_where(error)}.") from error
+        if not self._fits(made):
+            raise FedMomError(
+                f"{name} returns a {type(made).__name__}, and no {self.what} (CONTRIBUTING.md"
+                " shows what one is)."
+            )
+        return made
+
+    def _fits(self, made: Any) -> bool:
+        if self._returns in ("", "function"):
+            return not self._returns or callable(made)
+        return isinstance(made, resolve_name(self._returns))
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Yield (spec with its defaults, what it is) for every row, to be listed."""
@@ -253,8 +272,15 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
 
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the keyword-only parameters of a function: its options."""
-    parameters = inspect.signature(function).parameters
-    return {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {n: p for n, p in parameters_of(function).items() if p.kind is p.KEYWORD_ONLY}
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function; none of one that does not tell (some of Python's)."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ DATASETS = Registry(
         "glyphs": "fedmom.data.sources.glyphs:glyphs",
         "synthetic": "fedmom.data.sources.synthetic:synthetic",
     },
+    returns="fedmom.data.federated:FederatedData",
 )
 
 # What a path may be: the functions that recognise it and that read it. The first that fits is

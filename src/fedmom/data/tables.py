@@ -1,5 +1,6 @@
 """Columns of a table -> a population: what all kinds of tables share."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -108,11 +109,12 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
             f"{table.name} has one column, {table.columns[0]!r}. Columns are separated by commas in"
             " .csv files, and by tabs in .tsv files."
         )
-    for name in wanted:
-        pick_name(dict.fromkeys(table.columns), name, f"column in {table.name} called")
-        if table.columns.count(name) > 1:
+    here, asked = Counter(table.columns), Counter(wanted)  # there may be many thousands
+    for name in asked:
+        pick_name(here, name, f"column in {table.name} called")
+        if here[name] > 1:
             raise FedMomError(f"{table.name} has two columns called {name!r}. Rename one.")
-        if wanted.count(name) > 1:
+        if asked[name] > 1:
             raise FedMomError(
                 f"{table.name}: column {name!r} is named twice. It is one of client, label, test"
                 " or features."

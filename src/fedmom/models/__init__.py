@@ -22,6 +22,7 @@ MODELS = Registry(
         "logreg": "fedmom.models.linear:logreg",
         "mlp": "fedmom.models.linear:mlp",
     },
+    returns="fedmom.models.base:Model",
 )
 METRICS = Registry(
     "metric",

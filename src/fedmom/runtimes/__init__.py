@@ -11,6 +11,7 @@ RUNTIMES = Registry(
         "ray": "fedmom.runtimes.cluster.runtime:ray",
         "flower": "fedmom.runtimes.devices.runtime:flower",
     },
+    returns="fedmom.runtimes.base:Runtime",
 )
 
 

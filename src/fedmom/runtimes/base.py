@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,7 @@ class Snapshot(NamedTuple):
     tensors: dict[str, NDArray[Any]]
 
 
+@runtime_checkable
 class Runtime(Protocol):
     """Where clients live.
 

@@ -5,8 +5,10 @@ from fedmom.core.registry import Registry
 SAMPLERS = Registry(
     "sampler",
     {name: f"fedmom.training.samplers:{name}" for name in ("uniform", "poisson", "weighted")},
+    returns="function",
 )
 PACES = Registry(
     "pace",
     {name: f"fedmom.training.pace:{name}" for name in ("synchronous", "over_selected", "buffered")},
+    returns="fedmom.training.pace:Pace",
 )

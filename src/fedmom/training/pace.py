@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,7 @@ AGAIN = 2**32  # a round's number, this many later: one that no run reaches
 TRIES = 100
 
 
+@runtime_checkable
 class Pace(Protocol):
     """When the server asks and when it steps.
 
