@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-import work as w
 import torch_nets
+import work as w
 from torch_nets import build, flatten, loss_of, tensors, train_client
 
 
