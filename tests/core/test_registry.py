@@ -91,7 +91,7 @@ class TestSpecs:
             ("whole=-7", {"whole": -7}),
             ("real=7", {"real": 7.0}),
             ("real=1e-3", {"real": 0.001}),
-            ("real=1e308", {"real": 1e308}),
+            ("real=1e38", {"real": 1e38}),
             ("flag=true,word=true", {"flag": True, "word": "true"}),
             ("flag=0", {"flag": False}),
             ("choice=b", {"choice": "b"}),

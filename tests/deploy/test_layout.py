@@ -8,14 +8,16 @@ import tomllib
 import numpy as np
 import pytest
 from cryptography import x509
+from flwr.app import Context, Message, RecordDict
 from flwr.cli.config_utils import load_and_validate
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
 from fedmom.data.save import save_store
 from fedmom.flower import layout, node, programs
 from fedmom.flower.control import packed_app, settings_of
-from fedmom.flower.device_end import own_data
+from fedmom.flower.device_end import own_data, respond
 from fedmom.flower.run_process import follow
 from fedmom.reports import devices as device_table
 from fedmom.runtimes.devices import journal
@@ -142,6 +144,23 @@ def test_a_device_is_one_client(tmp_path):
         own_data({"data": where, "client": "dan"})
     with pytest.raises(FedMomError, match="without data"):
         own_data({})
+
+
+def test_a_folder_that_cannot_be_used_is_told_by_the_errors_name(tmp_path, capsys):
+    """Whatever goes wrong on a device, with our node or with Flower's: its text stays there."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    (tmp_path / "secret").touch()
+    where = {"data": "synthetic:clients=1", "folder": str(tmp_path / "secret" / "device")}
+    context = Context(
+        run_id=1, node_id=1, node_config=where, state=RecordDict(), run_config={}, series_id=1
+    )
+    message = Message(RecordDict(), 1, "query")
+    message.metadata.__dict__["_message_id"] = "question"
+    reply = respond(message, context)
+    assert reply.error.reason == "NotADirectoryError on the device, whose own log says more"
+    assert "secret" in capsys.readouterr().err
+    told = node.by_name(1, "<class 'OSError'>:<'No space left on device: /home/ann/x.npz'>")
+    assert (told.code, told.reason) == (1, "<class 'OSError'>")
 
 
 def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):

@@ -34,15 +34,20 @@ def export(run: Run, folder: Path, onnx_batch: int | None = None) -> list[Path]:
         raise FedMomError(f"{folder} is not an empty folder. Choose another --out.")
     tensors = named_tensors(run.params)
     onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(run, onnx_batch)}
-    folder.mkdir(parents=True, exist_ok=True)
     files = {
         TENSORS: save(tensors, {"format": "fedmom", "model": run.result.config.model}),
         **onnx,
         CARD: card(run, tensors).encode(),
         SETTINGS: run.result.config.toml().encode(),
     }
-    for name, content in files.items():
-        write_atomic(folder / name, content)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name, content in files.items():
+            write_atomic(folder / name, content)
+    except BaseException:  # a full disk, Ctrl-C: the same folder can be given again
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        raise
     return [folder / name for name in files]
 
 

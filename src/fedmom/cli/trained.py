@@ -42,6 +42,8 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     from fedmom.core.progress import track
     from fedmom.data import load
 
+    path = out or run / "predictions.csv"
+    _check_file(path)
     trained, data = _opened(run), load(source)
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained.experiment, trained.params, data, splits)
@@ -54,12 +56,21 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
         both = zip(part.labels, part.predicted, strict=True)
         writer.writerows([part.client, part.split, _cell(y), _cell(p)] for y, p in both)
         right.append((part.labels == part.predicted).ravel())
-    path = out or run / "predictions.csv"
     write_atomic(path, text.getvalue().encode())
     found = np.concatenate([np.zeros(0, bool), *right])
     if trained.experiment.data.features.task != "regression" and found.size:
         OUT.print(f"{found.mean():.1%} of {found.size:,} labels are right.")
     OUT.print(f"File: {path}", markup=False)
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a place where no file can be, before the work is done."""
+    if path.is_dir():
+        raise FedMomError(f"--out {path} is a folder. Name a file in it, such as predictions.csv.")
+    if not path.parent.is_dir():
+        raise FedMomError(
+            f"--out {path}: there is no folder {path.parent}. Make it, or choose one."
+        )
 
 
 def _cell(value: Any) -> Any:
@@ -86,7 +97,7 @@ def _cell(value: Any) -> Any:
     show_default=True,
     help="Below 1, likely characters become likelier; 0 always takes the likeliest.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draw.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed.")
 def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -> None:
     """Write text with a run's character model.
 

@@ -8,6 +8,8 @@ from fedmom.core.errors import FedMomError
 
 # Numbers of rounds, steps, samples and clients are whole numbers of 32 bits in programs.
 MOST = 2**31 - 1
+# Other numbers are floats of 32 bits: one beyond these would be inf, or 0.
+LEAST_FLOAT, MOST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 # Beside one copy of the parameters there are gradients, the server's state and clients' copies.
 COPIES = 4
 
@@ -15,7 +17,7 @@ COPIES = 4
 class Between(NamedTuple):
     """The range of an option, where it is not the usual one: ``Annotated[int, Between(1, 9)]``.
 
-    Without it, whole numbers have 32 bits and all others are finite.
+    Without it, whole numbers and floats have 32 bits.
     """
 
     least: float
@@ -50,6 +52,8 @@ def check_number(what: str, value: Any, hint: Any = None) -> None:
         )
     if not own and not math.isfinite(value):
         raise FedMomError(f"{what} is not a finite number.")
+    if not own and abs(value) > MOST_FLOAT:
+        raise FedMomError(f"{what} is too large for a float of 32 bits (at most {MOST_FLOAT:.2g}).")
 
 
 def _text(number: float) -> str:

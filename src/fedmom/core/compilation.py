@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedmom.core.files import cache_folder
@@ -25,6 +26,21 @@ def prepare_process() -> None:
         )
     if "jax" in sys.modules:
         keep_programs()
+
+
+def kept_in(folder: Path) -> dict[str, str]:
+    """Return variables for the environment of a process that keeps every program in a folder.
+
+    There are none if the user has told JAX where to keep them. What ``prepare_process`` has set in
+    this process is not the user's word.
+    """
+    ours = str(cache_folder() / "compiled")
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR", ours) != ours:
+        return {}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 def keep_programs() -> None:

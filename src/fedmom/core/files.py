@@ -1,9 +1,11 @@
 """Files that are written whole or not at all, a lock on a folder, and where caches live."""
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedmom.core.errors import FedMomError
 
@@ -48,6 +50,20 @@ def naming(path: Path, instead: Path | None = None) -> Iterator[None]:
         if error.errno is not None and error.filename in (None, instead and str(instead)):
             error.filename = str(path)
         raise
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return what JSON means. All that is none is a ``ValueError``, brackets without end too.
+
+    Examples:
+        >>> parse_json("[" * 100_000)
+        Traceback (most recent call last):
+        ValueError: it is nested too deep
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def sync(path: Path) -> None:
@@ -127,3 +143,17 @@ def free_folder(name: str) -> Path:
     while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
     return folder
+
+
+@contextlib.contextmanager
+def removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
+    """Remove a new folder if its run fails before it began: the same name can be given again.
+
+    Not at Ctrl-C, after which the user is told to go on with it.
+    """
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):  # what went wrong first is what to tell
+            remove()
+        raise

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -136,7 +137,15 @@ class Registry(Mapping[str, Callable[..., Any]]):
         function = self.find(spec)
         given = options(function, spec)
         known = options_of(function)
-        return function(*args, **{k: v for k, v in defaults.items() if k in known} | given)
+        values = {k: v for k, v in defaults.items() if k in known} | given
+        if not spec.startswith("@"):
+            return function(*args, **values)
+        try:
+            return function(*args, **values)
+        except FedMomError:
+            raise
+        except Exception as error:  # of a user's own code, whatever it is
+            raise FedMomError(f"{split(spec)[0]} failed: {_where(error)}.") from error
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Yield (spec with its defaults, what it is) for every row, to be listed."""
@@ -190,6 +199,13 @@ def _imported(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise FedMomError(f"{name} is no function. Give the name of a function that returns it.")
     return found
+
+
+def _where(error: Exception) -> str:
+    """Return what was raised, and the line of the user's file that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = str(error).strip().partition("\n")[0].removesuffix(".")
+    return f"{type(error).__name__}: {said} ({last.filename}, line {last.lineno})"
 
 
 @lru_cache(maxsize=1)  # looking through all installed packages takes a while

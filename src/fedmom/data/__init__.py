@@ -54,7 +54,7 @@ FORMATS = {
         "fedmom.data.sources.table:is_table",
         "fedmom.data.sources.table:load_table",
     ),
-    "a folder of client/class/picture, or class/picture with partition=": (
+    "a folder of client/class/image, or class/image with partition=": (
         "fedmom.data.sources.image_folders:is_images",
         "fedmom.data.sources.image_folders:load_images",
     ),
@@ -137,6 +137,9 @@ def _refuse_missing(name: str) -> None:
 
 
 def _from_path(path: Path, options: str) -> "FederatedData":
+    from fedmom.data.cache import check_regular
+
+    check_regular(path, path.stat().st_mode)
     for fits, read in FORMATS.values():
         if resolve_name(fits)(path):
             function = resolve_name(read)

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder
 from fedmom.data.federated import FederatedData
 
@@ -32,7 +34,15 @@ def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedD
     return open_store(folder)
 
 
+def check_regular(path: Path, mode: int) -> None:
+    """Refuse pipes, devices and sockets: reading them may never come to an end."""
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise FedMomError(f"{path} is no file, but a pipe or a device. Save the data to a file.")
+
+
 def file_identity(paths: Sequence[Path]) -> list[Any]:
     """Return the path, size and time of change of every file: a changed file is another one."""
     stats = [(p.resolve(), p.stat()) for p in paths]
+    for path, status in stats:
+        check_regular(path, status.st_mode)
     return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]

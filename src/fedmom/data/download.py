@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -87,7 +88,7 @@ class _Part:
     def version(self, url: str) -> _Version | None:
         """Return the version that can be gone on with, if there is one."""
         try:
-            version = _Version(**json.loads(self._note.read_bytes()))
+            version = _Version(**parse_json(self._note.read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
         resumable = version.url == url and version.validator and self.size

@@ -22,6 +22,12 @@ ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped 
 
 
 Task = Literal["classes", "regression", "multilabel", "sequence"]
+_LABELS: dict[Task, str] = {  # what ``Features.classes`` counts
+    "classes": "classes",
+    "regression": "values to predict",
+    "multilabel": "labels",
+    "sequence": "classes at every position",
+}
 
 
 class Features(NamedTuple):
@@ -57,7 +63,7 @@ class Split(NamedTuple):
     size: NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
     """A population of clients with their training and test samples.
 
@@ -82,8 +88,9 @@ class FederatedData:
     Examples:
         >>> from fedmom.data import load
         >>> data = load("synthetic:clients=3")
-        >>> data.clients, data.features.kind
-        (3, 'vector')
+        >>> data
+        <FederatedData synthetic: 3 clients, 2,087 training and 234 test samples, vector 60, 10 \
+classes>
         >>> first = data.train.start[0]  # of client 0
         >>> data.arrays["x"][first : first + 2].shape
         (2, 60)
@@ -111,6 +118,16 @@ class FederatedData:
                 f"{self.name}: client {self.users[int(empty[0])]!r} has no training samples"
                 f" ({empty.size} such clients). Every client needs at least one; leave them out."
             )
+
+    def __repr__(self) -> str:
+        """Say what it is in a line: a notebook shows it."""
+        features = self.features
+        return (
+            f"<{type(self).__name__} {self.name}: {self.clients:,} clients,"
+            f" {int(self.train.size.sum()):,} training and {int(self.test.size.sum()):,} test"
+            f" samples, {features.kind} {'x'.join(map(str, features.shape))},"
+            f" {features.classes} {_LABELS[features.task]}>"
+        )
 
     @property
     def clients(self) -> int:

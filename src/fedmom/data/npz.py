@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.unpacking import check_ratio
 
 KINDS = "biufcUS"  # plain values: no objects, records or dates
-LARGE = 2**28  # bytes: a smaller array may compress as well as it likes
-RATIO = 250  # bytes for one in the file: more is no data, but a file made to fill the memory
 # What zipfile, its decompressors and NumPy's reader of headers raise on files that are damaged,
 # encrypted, compressed by unknown means, or not what they say.
 DAMAGE = (
@@ -72,15 +71,15 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
                 " plain numbers or texts."
             )
         size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0:
+            raise FedMomError(f"{path}: {name} has the shape {shape}, which no array has.")
         if size > entry.file_size:
             raise FedMomError(
                 f"{path}: {name} says that it has {size:,} bytes, but it has {entry.file_size:,}."
             )
-        if size > LARGE and size > RATIO * entry.compress_size:
-            raise FedMomError(
-                f"{path}: {name} has {size:,} bytes in {entry.compress_size:,} of the file, which"
-                " no real data has. Save it without compression (np.savez) if it is right."
-            )
+        remedy = "Save it without compression (np.savez) if it is right."
+        packed = min(entry.compress_size, path.stat().st_size)  # the first is the file's own word
+        check_ratio(f"{path}: {name}", size, packed, remedy)
         if size > _memory():
             raise FedMomError(
                 f"{path}: {name} has {size:,} bytes, more than this machine has memory."

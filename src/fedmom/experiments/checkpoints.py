@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import parse_json, write_atomic
 
 NEWEST, PREVIOUS = "checkpoint.json", "previous.json"
 CLIENTS = "clients/"  # before the names of the runtime's tensors
@@ -106,7 +106,7 @@ def read_pointer(path: Path) -> Pointer:
         FedMomError: It is not what a run has written.
     """
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         pointer = Pointer(found["round"], found.get("sha256"), found.get("lines"))
         round_, checksum, lines = pointer
         whole = (
@@ -121,7 +121,7 @@ def read_pointer(path: Path) -> Pointer:
         raise
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise FedMomError(f"{path} is damaged: it does not name a round and its file")

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import slug, write_atomic
+from fedmom.core.files import parse_json, slug, write_atomic
 from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, Loaded, fitting, prepare
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import Result, check_names, read_names
+from fedmom.experiments.results import LISTS, Result, check_names, read_names
 from fedmom.experiments.settings import RunConfig
 
 LIST = "compare.json"
 UNDER_WAY = "creation.json"  # what the folder is to hold, while it is being made
-Run = Callable[[RunFolder, Experiment, str], Result]
+Runner = Callable[[RunFolder, Experiment, str], Result]
 
 
 def configs(
@@ -94,11 +94,13 @@ def finish_creation(folder: Path) -> None:
     if not file.exists():
         return
     try:
-        found = json.loads(file.read_bytes())
+        found = parse_json(file.read_bytes())
         list_name, runs = str(found["list"]), dict(found["runs"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise FedMomError(f"{file} is damaged. Remove {folder}, and start again.") from None
     check_names(file, [list_name, *runs])  # plain names: nothing is made elsewhere
+    if list_name not in LISTS:  # or another file would be written over
+        raise FedMomError(f"{file} is damaged. Remove {folder}, and start again.")
     for name, values in runs.items():
         if not (folder / name / "config.toml").exists():
             RunFolder.create(folder / name, settings.parse(values))
@@ -126,7 +128,7 @@ def reopen(folder: Path, list_name: str) -> dict[str, Experiment]:
     return {name: prepare(config, loaded[config.data]) for name, config in configs.items()}
 
 
-def compare(folder: Path, experiments: Mapping[str, Experiment], run: Run) -> dict[str, Result]:
+def compare(folder: Path, experiments: Mapping[str, Experiment], run: Runner) -> dict[str, Result]:
     """Run, or go on with, one algorithm after another. One that diverges does not stop the rest.
 
     Args:

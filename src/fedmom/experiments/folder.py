@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import locked, sync, write_atomic
+from fedmom.core.files import locked, parse_json, sync, write_atomic
 from fedmom.experiments import checkpoints, logs, origin, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
-from fedmom.experiments.recovery import Found, Say
+from fedmom.experiments.recovery import FoundCheckpoint, Say
 from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
@@ -124,7 +124,7 @@ class RunFolder:
             )
         self._evaluated = []
 
-    def go_on(self, found: Found, say: Say) -> tuple[LogRows, LogRows]:
+    def go_on(self, found: FoundCheckpoint, say: Say) -> tuple[LogRows, LogRows]:
         """Cut the logs back to a checkpoint; return what is left of rounds and evaluations."""
         rounds, evals = found.settle(say)
         self._evaluated = [row["round"] for row in evals]
@@ -139,7 +139,7 @@ class RunFolder:
         """Return how the run stopped before its end, ``diverged`` or ``stopped``, and why."""
         for name in (STOPPED, DIVERGED_BEFORE):
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                fact = json.loads((self.path / name).read_bytes())
+                fact = parse_json((self.path / name).read_bytes())
                 return str(fact.get("kind", "diverged")), str(fact.get("why", ""))
         return "", ""
 
@@ -151,7 +151,7 @@ class RunFolder:
     def versions(self) -> dict[str, str]:
         """Return the versions that made the run, which a folder copied by hand may lack."""
         try:
-            found = json.loads((self.path / "versions.json").read_bytes())
+            found = parse_json((self.path / "versions.json").read_bytes())
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, write_atomic
+from fedmom.core.files import append_synced, parse_json, write_atomic
 from fedmom.core.types import LOWER_IS_BETTER
 
 LogRows = list[dict[str, Any]]
@@ -109,8 +109,8 @@ def check_order(path: Path, log: Log) -> None:
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         raise _bad(path, number, "is not JSON") from None
     if not isinstance(row, dict):
         raise _bad(path, number, f"is {_short(row)}, not an object")

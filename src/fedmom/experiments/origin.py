@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, write_atomic
+from fedmom.core.files import append_synced, parse_json, write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.fingerprint import facts
 from fedmom.experiments.settings import RunConfig, kebab
@@ -38,13 +38,13 @@ def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
         data: The data as it is now.
     """
     try:
-        found = json.loads((path / STARTED).read_bytes())
+        found = parse_json((path / STARTED).read_bytes())
         before, data_before = dict(found["settings"]), dict(found["data"])
     except FileNotFoundError:
         return []
     except OSError as error:
         raise FedMomError(f"{path / STARTED} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return [f"{STARTED}, which says what the run was started with, is damaged"]
     data_now = facts(data)
     if data_before == data_now:  # wherever it lies by now

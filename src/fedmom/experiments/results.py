@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json
 from fedmom.core.types import LOWER_IS_BETTER
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
@@ -136,7 +137,7 @@ class Result:
     def theory(self) -> str:
         """Return what the theory says of the run, if it was asked; else nothing."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return str(json.loads((self.path / THEORY).read_bytes())["sentence"])
+            return str(parse_json((self.path / THEORY).read_bytes())["sentence"])
         return ""
 
     @property
@@ -268,10 +269,10 @@ def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str]
 def read_names(file: Path) -> list[str]:
     """Return the names of the runs of a comparison or sweep."""
     try:
-        names = json.loads(file.read_bytes())
+        names = parse_json(file.read_bytes())
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         names = None
     check_names(file, names)
     return list(names)

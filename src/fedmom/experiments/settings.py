@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedmom.algorithms import ALGORITHMS, SOLVERS
-from fedmom.core.bounds import MOST
+from fedmom.core.bounds import LEAST_FLOAT, MOST, MOST_FLOAT
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry, is_object
 from fedmom.core.types import Weighting
@@ -20,6 +20,7 @@ from fedmom.training import PACES, SAMPLERS
 
 DEFAULT_STEPS = 10
 AUTO = "auto"
+LARGEST = 2**20  # bytes of a file of settings
 
 
 def _number_or_schedule(value: Any) -> Any:
@@ -27,7 +28,8 @@ def _number_or_schedule(value: Any) -> Any:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        if is_object(str(value)):
+        # A name with @ is code, which is loaded to run, not to read a folder that somebody sent.
+        if "@" in str(value).partition(":")[0]:
             return str(value)
         from fedmom.algorithms import schedules  # loads JAX, which plain numbers do not need
 
@@ -39,7 +41,14 @@ def _number_or_schedule(value: Any) -> Any:
 
 
 def _rate_or_auto(value: Any) -> Any:
-    return value if value in (None, AUTO) else _number_or_schedule(value)
+    if value in (None, AUTO):
+        return value
+    rate = _number_or_schedule(value)
+    if isinstance(rate, float) and not LEAST_FLOAT <= rate <= MOST_FLOAT:  # 0 or inf in programs
+        raise FedMomError(
+            f"must be a number from {LEAST_FLOAT:.2g} to {MOST_FLOAT:.2g}, or a schedule"
+        )
+    return rate
 
 
 def _whole_or_schedule(value: Any) -> Any:
@@ -127,10 +136,12 @@ class RunConfig(BaseModel):
     )
     lr: RateOrAuto = Field(
         AUTO,
-        description="Local step size γ: a number, a schedule over rounds, or auto (what suited the"
-        " algorithm on data of this kind).",
+        description="Local step size γ: a number, a schedule over rounds, or auto (a default for"
+        " the algorithm and the kind of data).",
     )
-    prox: float = Field(0.0, ge=0, description="FedProx's μ: pull towards the server's model.")
+    prox: float = Field(
+        0.0, ge=0, le=1e9, description="FedProx's μ: pull towards the server's model."
+    )
     server_lr: RateOrAuto = Field(
         "auto",
         description="Server step size η: a number, a schedule, or auto"
@@ -230,7 +241,13 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
 def read(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file, unchecked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise FedMomError(f"{path} is no file of settings: it has more than {LARGEST:,} bytes.")
+        return tomllib.loads(content.decode())
+    except FedMomError:
+        raise
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long

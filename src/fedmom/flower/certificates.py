@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedmom.core.errors import FedMomError
 
 DAYS = 825  # the longest that common programs accept of a server's certificate
 NO_USE = dict.fromkeys(
@@ -82,9 +85,14 @@ def public_key_bytes(public: Path) -> bytes:
     """Return a public key as Flower registers it."""
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    key = serialization.load_ssh_public_key(public.read_bytes())
+    try:
+        key = serialization.load_ssh_public_key(public.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None  # no key at all, or one of an unknown kind
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError(f"{public} is not the public key of a device")
+        raise FedMomError(
+            f"{public} is not the public key of a device. Put it back from a copy, or remove it."
+        )
     return public_key_to_bytes(key)
 
 

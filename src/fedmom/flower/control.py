@@ -188,6 +188,6 @@ def _project(app: Path) -> dict[str, Any]:
     try:
         project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
         project["tool"]["flwr"]["app"].items()
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise FedMomError(f"{app / 'pyproject.toml'} is no Flower app's: {error}.") from None
     return project

@@ -1,10 +1,12 @@
 """A device's end as a program: a SuperNode, and in plain words what is asked of the device."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked
 from fedmom.flower import programs
@@ -48,6 +50,7 @@ def participate(
 
     address = server or device.address
     split_address(address)
+    os.environ |= _cache(device)  # prepared data, too, is with the device and nowhere else
     mine = own_data({"data": data, **({} if client is None else {"client": client})})
     say(
         f"{device.name}: {int(mine.train.size[0])} training and {int(mine.test.size[0])} test"
@@ -68,10 +71,15 @@ def participate(
             time.sleep(SECONDS_BETWEEN_TRIES)
 
 
+def _cache(device: DeviceFolder) -> dict[str, str]:
+    """Return what makes processes keep prepared data and compiled programs in a device's folder."""
+    cache = device.path / "cache"
+    return {**kept_in(cache), "FEDMOM_CACHE": str(cache)}
+
+
 def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
     """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
-    cache = device.path / "cache"
-    home = programs.environment(device.path / "flwr", FEDMOM_CACHE=str(cache))
+    home = programs.environment(device.path / "flwr", **_cache(device))
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
     text, connected = "", False
     with programs.running(command, device.path / LOG, home, device.path) as process:

@@ -6,7 +6,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import parse_json, write_atomic
 from fedmom.runtimes.devices.link import Link, Node
 from fedmom.runtimes.devices.population import natural
 
@@ -27,9 +27,9 @@ class KnownNodes:
         self._samples: dict[str, int | None] = {}
         if folder is not None and (folder / FILE).exists():
             try:
-                found = json.loads((folder / FILE).read_bytes())
+                found = parse_json((folder / FILE).read_bytes())
                 self._samples = {str(k): None if n is None else int(n) for k, n in found.items()}
-            except (ValueError, AttributeError, TypeError):
+            except (ValueError, AttributeError, TypeError, OverflowError):
                 raise FedMomError(f"{folder / FILE} is damaged. Remove it.") from None
 
     def online(self, grid: Grid) -> list[Node]:

@@ -7,6 +7,7 @@ runs/                 a folder for each run
 """
 
 import ipaddress
+import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -141,23 +142,17 @@ def add_device(deployment: Deployment, name: str) -> Path:
 
 def open_deployment(path: Path) -> Deployment:
     """Return the deployment in a folder."""
-    facts = _facts(path / "server" / SERVER, "a deployment. Make one: fedmom deploy init")
-    try:
-        return Deployment(
-            path.resolve(), str(facts["address"]), str(facts["listen"]), bool(facts["insecure"])
-        )
-    except KeyError as missing:
-        raise FedMomError(f"{path / 'server' / SERVER} does not say {missing}.") from None
+    file = path / "server" / SERVER
+    facts = _facts(file, "a deployment. Make one: fedmom deploy init")
+    address, listen = _address(file, facts, "address"), _address(file, facts, "listen")
+    return Deployment(path.resolve(), address, listen, _flag(file, facts))
 
 
 def open_device(path: Path) -> DeviceFolder:
     """Return the folder that a device was given."""
     facts = _facts(path / DEVICE, "what a device needs. Take it from the server's devices/")
-    try:
-        name, server = str(facts["name"]), str(facts["server"])
-    except KeyError as missing:
-        raise FedMomError(f"{path / DEVICE} does not say {missing}.") from None
-    insecure = bool(facts.get("insecure", False))
+    name, server = _text(path / DEVICE, facts, "name"), _address(path / DEVICE, facts, "server")
+    insecure = _flag(path / DEVICE, facts)
     host, _ = split_address(server)
     if insecure and not is_loopback(host):
         raise FedMomError(
@@ -174,8 +169,9 @@ def split_address(address: str) -> tuple[str, int]:
         ('fl.example.org', 9443)
     """
     host, colon, port = address.rpartition(":")
-    allowed = host and all(c.isalnum() or c in ".-" for c in host)
-    if not (colon and allowed and port.isdigit() and 0 < int(port) < 2**16):
+    # Of ASCII alone: Python takes ² for a digit, and int() does not.
+    allowed = host and address.isascii() and all(c.isalnum() or c in ".-" for c in host)
+    if not (colon and allowed and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
         raise FedMomError(
             f"{address!r} is not an address. Write host:port, such as fl.example.org:9443."
         )
@@ -210,5 +206,27 @@ def _facts(file: Path, what: str) -> dict[str, object]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FedMomError(f"{file.parent} does not hold {what}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FedMomError(f"{file} is not valid TOML: {error}.") from None
+
+
+def _text(file: Path, facts: dict[str, object], key: str) -> str:
+    found = facts.get(key)
+    if not isinstance(found, str) or not found:
+        raise FedMomError(f"{file} does not say {key!r}, a text. Put it back from a copy.")
+    return found
+
+
+def _address(file: Path, facts: dict[str, object], key: str) -> str:
+    try:
+        return ":".join(map(str, split_address(_text(file, facts, key))))
+    except FedMomError as error:
+        raise FedMomError(f"{file}, {key}: {error}") from None
+
+
+def _flag(file: Path, facts: dict[str, object]) -> bool:
+    """Return whether there is no TLS: only true means that, not "false" or 0."""
+    found = facts.get("insecure", False)
+    if not isinstance(found, bool):
+        raise FedMomError(f"{file}: insecure = {found!r} is not a value for it. Write false.")
+    return found

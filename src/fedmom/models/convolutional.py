@@ -2,6 +2,7 @@
 
 import jax
 
+from fedmom.core.bounds import check_parameters
 from fedmom.core.errors import FedMomError
 from fedmom.core.threefry import split
 from fedmom.core.types import Params
@@ -11,9 +12,11 @@ from fedmom.models.base import Model, as_channels, conv, dense, dropout, linear,
 
 
 def lenet5(features: Features) -> Model:
-    """LeNet-5, rectified and max-pooled: conv 6, conv 16, dense 120, 84 (images)."""
+    """LeNet-5 with ReLU and max pooling: conv 6, conv 16, dense 120, 84 (images)."""
     height, width, channels = _image_shape("lenet5", features)
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
+    numbers = 120 * (flat + 1) + 85 * features.classes
+    check_parameters(f"lenet5 for {features.classes:,} classes", numbers)
 
     def init(key: jax.Array) -> Params:
         k1, k2, k3, k4, k5 = split(key, 5)
@@ -40,6 +43,8 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     if not 0 <= dropout_rate < 1:
         raise FedMomError(f"leaf_cnn: dropout_rate={dropout_rate} is not in [0, 1).")
     flat = (height // 4) * (width // 4) * 64
+    numbers = 2048 * (flat + 1) + 2049 * features.classes
+    check_parameters(f"leaf_cnn for {features.classes:,} classes", numbers)
 
     def init(key: jax.Array) -> Params:
         k1, k2, k3, k4 = split(key, 4)

@@ -16,6 +16,8 @@ MOST_LAYERS = 1000
 def logreg(features: Features) -> Model:
     """Logistic regression (vectors, images)."""
     need("logreg", features, ("vector", "image"))
+    numbers = (flat_size(features) + 1) * features.classes
+    check_parameters(f"logreg for {features.classes:,} classes", numbers)
     return _perceptron(features, [])
 
 
@@ -25,7 +27,7 @@ def mlp(
     hidden: Annotated[int, Between(1, MOST)] = 200,
     layers: Annotated[int, Between(1, MOST_LAYERS)] = 2,
 ) -> Model:
-    """Perceptron with rectified hidden layers, McMahan's 2NN by default (vectors, images)."""
+    """Multilayer perceptron with ReLU, McMahan's 2NN by default (vectors, images)."""
     need("mlp", features, ("vector", "image"))
     first, last = flat_size(features), features.classes
     numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last

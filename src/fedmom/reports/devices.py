@@ -1,6 +1,6 @@
 """The devices of a deployed run, as a table: who was asked, who answered, and why not."""
 
-import json
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json
 from fedmom.reports.charts import Grid
 from fedmom.runtimes.devices.journal import DEVICES, events
 
@@ -48,17 +49,20 @@ def grid(folder: Path, rejected: Mapping[int, str]) -> Grid | None:
 
 def _known(folder: Path) -> list[Mapping[str, Any]] | None:
     try:
-        devices = json.loads((folder / DEVICES).read_bytes())["devices"]
+        devices = parse_json((folder / DEVICES).read_bytes())["devices"]
         return [{"name": str(d["name"]), "train": int(d["train"])} for d in devices]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FedMomError(f"{folder / DEVICES} is damaged.") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        raise FedMomError(
+            f"{folder / DEVICES} is damaged: it does not tell the devices' names and samples. Put"
+            " it back from a copy."
+        ) from None
 
 
 def _row(device: Mapping[str, Any], seen: list[Mapping[str, Any]], rejected: str) -> list[str]:
     of = {name: [e for e in seen if e.get("event") == name] for name in WORDS}
-    seconds = [float(e["seconds"]) for e in of["answered"] if "seconds" in e]
+    seconds = [e["seconds"] for e in of["answered"] if _is_number(e.get("seconds"))]
     missed = of["failed"] + of["too late"]
     why = str(missed[-1].get("reason", "")) if missed else ""
     return [
@@ -83,4 +87,12 @@ def _last(seen: list[Mapping[str, Any]]) -> str:
 
 
 def _clock(at: Any) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else ""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at)) if _is_number(at) else ""
+    except (OverflowError, ValueError, OSError):  # no time that a clock has shown
+        return ""
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether an event, which may be damaged, has a finite number here."""
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -22,9 +22,9 @@ from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
 from fedmom.runtimes import questions
 from fedmom.runtimes.base import Block, Clients, Scores, Snapshot, Workload
-from fedmom.runtimes.programs import Answer, Task, Way, compiled
+from fedmom.runtimes.programs import Answer, ClientTask, Way, compiled
 from fedmom.runtimes.questions import Question
-from fedmom.runtimes.scoring import Part, Scorer
+from fedmom.runtimes.scoring import ClientRange, Scorer
 from fedmom.runtimes.states import ClientStates
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
@@ -56,6 +56,9 @@ class LocalRuntime:
         seed: The seed of the run.
         workers: Threads; by default one per core.
         vectorized: Run many clients in one program; by default on accelerators only.
+        cohort: How many clients are usually asked at once. Where another number is asked, clients
+            run in calls of few different sizes, since each size is compiled. By default all
+            numbers are usual.
 
     Examples:
         >>> import numpy as np
@@ -79,6 +82,7 @@ class LocalRuntime:
         seed: int = 0,
         workers: int | None = None,
         vectorized: bool | None = None,
+        cohort: int | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} is not 1 or more.")
@@ -88,12 +92,13 @@ class LocalRuntime:
         self._work, self._client = workload.local_work, workload.client
         self._arrays = place(data.arrays)
         self._key = clients_key(seed)
+        self._cohort = cohort
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
         self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
         read = reader(data.features)
         self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
-        self._scorer = Scorer(model, data, self._arrays)
+        self._scorer = Scorer(model, data, self._arrays, workers)
         self._sent = 0  # numbers in a broadcast, once that is known
         self._asked: deque[Question] = deque()
         self._committed: list[Question] = []  # of them, as the last round left them
@@ -133,7 +138,7 @@ class LocalRuntime:
         return self._scorer.splits
 
     def evaluate(
-        self, params: Params, split: str, budget: int | None = None, part: Part | None = None
+        self, params: Params, split: str, budget: int | None = None, part: ClientRange | None = None
     ) -> Scores:
         """Evaluate a model on the clients' samples, with their own models if they have any.
 
@@ -165,28 +170,28 @@ class LocalRuntime:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answers(self, question: Question) -> Iterator[tuple[Sequence[Task], Answer]]:
+    def _answers(self, question: Question) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
         """Run the clients of a question, in order."""
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
         if self._vectorized:
             way: Way = "many"
-            parts = _parts(tasks, CLIENTS_AT_ONCE)
+            most = CLIENTS_AT_ONCE
         elif (product := self._product(question.broadcast, tasks)) < SHORT:
-            way, parts = "few", _parts(tasks, FEW_AT_ONCE)
+            way, most = "few", FEW_AT_ONCE
         else:
             yield from self._threaded(question.broadcast, lr, tasks, at_once(len(tasks), product))
             return
-        for part in parts:
+        for part in _parts(tasks, most, self._cohort):
             yield part, self._run(question.broadcast, lr, part, way)
 
     def _threaded(
-        self, broadcast: Any, lr: float, tasks: Sequence[Task], size: int
-    ) -> Iterator[tuple[Sequence[Task], Answer]]:
+        self, broadcast: Any, lr: float, tasks: Sequence[ClientTask], size: int
+    ) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
         """Run a call of so many clients per thread, and one ahead so that no thread waits."""
-        waiting: deque[tuple[Sequence[Task], Future[Answer]]] = deque()
+        waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
         try:
-            for part in _parts(tasks, size):
+            for part in _parts(tasks, size, None):
                 waiting.append((part, self._pool.submit(self._wait, broadcast, lr, part)))
                 if len(waiting) > self._workers:
                     part, future = waiting.popleft()
@@ -198,12 +203,12 @@ class LocalRuntime:
             for _, future in waiting:
                 future.cancel()
 
-    def _wait(self, broadcast: Any, lr: float, part: Sequence[Task]) -> Answer:
+    def _wait(self, broadcast: Any, lr: float, part: Sequence[ClientTask]) -> Answer:
         answer = self._run(broadcast, lr, part, "one" if len(part) == 1 else "few")
         jax.block_until_ready(answer)  # type: ignore[no-untyped-call]
         return answer
 
-    def _run(self, broadcast: Any, lr: float, part: Sequence[Task], way: Way) -> Answer:
+    def _run(self, broadcast: Any, lr: float, part: Sequence[ClientTask], way: Way) -> Answer:
         return self._programs[way](
             broadcast,
             self.states.stacked([task.client for task in part], broadcast),
@@ -214,11 +219,11 @@ class LocalRuntime:
             capacity=max(capacity(self._work, task.size) for task in part),
         )
 
-    def _task(self, round_: int, client: int) -> Task:
+    def _task(self, round_: int, client: int) -> ClientTask:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
-        return Task(client, start, size, self._work.count(round_, size), round_)
+        return ClientTask(client, start, size, self._work.count(round_, size), round_)
 
-    def _product(self, broadcast: Any, tasks: Sequence[Task]) -> int:
+    def _product(self, broadcast: Any, tasks: Sequence[ClientTask]) -> int:
         """Return parameters x samples x steps of the longest client."""
         self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
@@ -237,6 +242,7 @@ def local(
         seed=workload.seed,
         workers=workers,
         vectorized=vectorized,
+        cohort=workload.cohort,
     )
 
 
@@ -260,8 +266,19 @@ def at_once(clients: int, product: int) -> int:
     return next(sizes, 1)
 
 
-def _parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
-    """Cut tasks into as few parts of at most so many as it takes, of sizes as equal as can be."""
-    size = -(-len(tasks) // -(-len(tasks) // most))
-    for first in range(0, len(tasks), size):
+def _parts(
+    tasks: Sequence[ClientTask], most: int, usual: int | None
+) -> Iterator[Sequence[ClientTask]]:
+    """Cut tasks into the parts of one call each: every size of a part is compiled.
+
+    The usual number of tasks makes as few parts of at most ``most`` as it takes, of sizes as equal
+    as can be. Any other makes parts of that size, then of a quarter of it, and so on down to 1.
+    """
+    usual = usual or len(tasks)
+    size = -(-usual // -(-usual // most))
+    first = 0
+    while first < len(tasks):
+        while len(tasks) != usual and size > len(tasks) - first:
+            size = max(1, size // 4)
         yield tasks[first : first + size]
+        first += size

@@ -141,6 +141,7 @@ def train(
     rounds: int,
     seed: int = 0,
     bad_replies: BadReplies = "stop",
+    commit: bool = True,
 ) -> Iterator[tuple[State, Record]]:
     """Yield (state, record) after every round until ``rounds`` rounds are done.
 
@@ -155,6 +156,9 @@ def train(
         rounds: T.
         seed: The seed of the run.
         bad_replies: What a reply that cannot be used does: ``stop`` the run, or ``skip`` it.
+        commit: Call ``runtime.commit()`` at the end of every round. Where it is False, the
+            caller does so once it has kept the round: until then, ``runtime.snapshot()`` is of the
+            round before.
 
     Yields:
         The state after a round, and the round's record.
@@ -183,6 +187,8 @@ def train(
     first = state.round
     while state.round < rounds:
         state, record, following = rounds_of.play(state, following)
+        if commit:
+            runtime.commit()
         if state.round == first + 1:  # by now all is compiled
             give_memory_back()
         yield state, record
@@ -244,7 +250,6 @@ class _Rounds:
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
         new, loss, norm = _checked(state, aggregate, new)
-        self._runtime.commit()
         replies = aggregate.replies
         record = Record(
             round=new.round,

@@ -29,6 +29,7 @@ Where this differs from LEAF's scripts:
 
 import hashlib
 import io
+import lzma
 import re
 import string
 import zipfile
@@ -59,7 +60,11 @@ TRAIN_FRACTION = 0.9
 _CLASSED = re.compile(r"by_class/([0-9a-f]{2})/hsf_[^/.]*/[^/]+\.png")
 _WRITTEN = re.compile(r"by_write/[^/]+/([^/]+)/[^/]+/[^/]+\.png")
 # What zipfile raises for a damaged, cut or encrypted member, or one packed in an unknown way.
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
+    *(NotImplementedError, RuntimeError),
+)
+_LARGEST = 2**20  # bytes of one of its pictures; real ones have a few hundred
 # What Pillow raises for a file that is no PNG, a damaged one, or one of another size.
 _UNDRAWABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
@@ -196,6 +201,11 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 def _content(archive: zipfile.ZipFile, name: str) -> bytes:
     """Read a member; zipfile compares its CRC."""
+    if archive.getinfo(name).file_size > _LARGEST:
+        raise FedMomError(
+            f"{archive.filename}: {name} has {archive.getinfo(name).file_size:,} bytes, which no"
+            " picture of NIST's has. Remove the archive and fetch it again."
+        )
     try:
         return archive.read(name)
     except _UNREADABLE as error:

@@ -47,6 +47,7 @@ from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
 from fedmom.data.packer import Packer
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
+from fedmom.data.unpacking import read_gzip
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195
@@ -159,9 +160,8 @@ def _plain(text: str) -> str:
 def _read(path: Path) -> str:
     """Return a file's text, plain or gzipped, without byte order mark and carriage returns."""
     try:
-        content = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            content = gzip.decompress(content)
+        packed = path.suffix.lower() == ".gz"
+        content = read_gzip(path) if packed else path.read_bytes()
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FedMomError(

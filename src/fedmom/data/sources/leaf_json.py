@@ -8,7 +8,6 @@ objects. 784 numbers are an image of 28 x 28 (as FEMNIST's), any other count is 
 80 characters are a window of text (as Shakespeare's).
 """
 
-import gzip
 import json
 import re
 import zlib
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode
+from fedmom.data.unpacking import read_gzip
 
 SIDE = 28
 IMAGE_CLASSES = 62  # FEMNIST's: digits, capitals, small letters
@@ -127,8 +127,7 @@ def _parsed(path: Path) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
+        content = read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise refusal(path, f"the file cannot be read ({error}).") from None
     try:

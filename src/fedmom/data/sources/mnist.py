@@ -12,6 +12,7 @@ from fedmom.core.bounds import Seed
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
+from fedmom.data.unpacking import read_gzip
 
 # (images, labels) of the official training rows, then of the official test rows.
 FILES = (
@@ -96,10 +97,7 @@ def _read(folder: Path, name: str, dimensions: int) -> NDArray[Any]:
 
 def _content(path: Path) -> bytes:
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                return file.read()
-        return path.read_bytes()
+        return read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FedMomError(f"{path} is a torn gzip file ({error}). Fetch it again.") from None
     except OSError as error:

@@ -14,6 +14,7 @@ from fedmom.data.columns import SMALLER, Table, import_arrow
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.save import save_store
 from fedmom.data.tables import Names, from_table, listed
+from fedmom.data.unpacking import check_ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,10 +236,10 @@ def _csv(path: Path, wanted: list[str] | None, client: str | None) -> Table:
     )
     once = csv.ReadOptions(use_threads=False, block_size=BLOCK)
     with _readable(path, pa):
+        rows = _lines(path, pa)
         with _opened(path, pa) as file, csv.open_csv(file, once, parse) as head:
             names = head.schema.names
         asked = names if wanted is None else [name for name in names if name in wanted]
-        rows = _lines(path, pa)
         check_memory(path.name, 12 * rows * len(asked), SMALLER)
         types = {client: pa.string()} if client else {}  # 007 is not 7
         convert = csv.ConvertOptions(
@@ -266,6 +267,7 @@ def _parquet(path: Path) -> Table:
 
     def read(name: str) -> "pa.ChunkedArray":
         with _readable(path, pa):
+            _check_values(path, file.metadata, name)
             column = file.read([name], use_threads=False).column(name)
             column.validate(full=True)  # texts that are no UTF-8, places outside a dictionary
         if len(column) != rows:
@@ -275,11 +277,24 @@ def _parquet(path: Path) -> Table:
     return Table(path.name, names, rows, read)
 
 
+def _check_values(path: Path, about: Any, name: str) -> None:
+    """Refuse a column that few bytes of the file make long: repeated values cost it nothing."""
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+    own = (chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] == name)
+    size = 8 * sum(chunk.num_values for chunk in own)
+    what = f"{path}: column {name!r}"
+    check_ratio(what, size, path.stat().st_size, "Save it as .csv if it is right.")
+    check_memory(what, size, SMALLER)
+
+
 def _lines(path: Path, pa: Any) -> int:
     """Count the ends of lines: a bound of the rows, before memory is asked for."""
-    count = 1
+    count, size, packed = 1, 0, path.stat().st_size
     with _opened(path, pa) as file:
         while block := file.read(BLOCK):
+            size += len(block)
+            check_ratio(str(path), size, packed, "Unpack it (gunzip) if it is right.")
             count += max(block.count(b"\n"), block.count(b"\r"))
     return count
 
@@ -298,6 +313,8 @@ def _readable(path: Path, pa: Any) -> Iterator[None]:
     """Make a sentence of what Arrow raises on files that are damaged or not what they say."""
     try:
         yield
+    except FedMomError:
+        raise
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
             raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None

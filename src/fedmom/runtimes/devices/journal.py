@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fedmom.core.files import parse_json
+
 DEVICES, EVENTS = "devices.json", "devices.jsonl"
 
 
@@ -25,7 +27,7 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
         with (folder / EVENTS).open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 with contextlib.suppress(ValueError):
-                    event = json.loads(line)
+                    event = parse_json(line)
                     if isinstance(event, dict):
                         yield event
     except FileNotFoundError:

@@ -12,7 +12,9 @@ from typing import Any, get_args
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
+from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json
 from fedmom.data.federated import Features, FederatedData, Split, Task
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
 from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
@@ -22,6 +24,7 @@ SECONDS_BETWEEN_NEWS = 10.0
 SECONDS_TO_MEND = 30.0
 MOST_VALUES = 2**24  # numbers in one input, and labels: more is no claim to believe
 LONGEST_NAME = 100
+DIGITS = tuple("0123456789")
 Say = Callable[[str], None]
 
 
@@ -35,7 +38,7 @@ class Device:
     test: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DeviceData(FederatedData):
     """A population whose samples are on devices: the server knows how many, and no more."""
 
@@ -74,15 +77,25 @@ def to_json(data: DeviceData) -> bytes:
 def from_json(content: bytes, link: Link | None = None) -> DeviceData:
     """Return the population that a run folder remembers."""
     try:
-        known = json.loads(content)
-        kind, shape, *labels = known["features"]
-        devices = [Device(**device) for device in known["devices"]]
-        features = Features(kind, tuple(shape), *labels)
-        return population(known["run"], features, devices, link)
+        known = parse_json(content)
+        kind, shape, classes, *task = known["features"]  # no task in folders of earlier versions
+        features = _checked_features(kind, shape, classes, *task)
+        devices = [_checked(Device(**device)) for device in known["devices"]]
+        if not devices:
+            raise ValueError("there are no devices")
+        return population(str(known["run"]), features, devices, link)
     except (ValueError, KeyError, TypeError):
         raise FedMomError(
             "devices.json, which says who takes part in the run, is damaged. Start another run."
         ) from None
+
+
+def _checked(device: Device) -> Device:
+    texts = all(isinstance(text, str) for text in (device.key, device.name))
+    counts = (device.train, device.test)
+    if not texts or not all(type(n) is int and 0 <= n <= MOST for n in counts):
+        raise ValueError("a device is not described")
+    return device
 
 
 def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
@@ -154,14 +167,19 @@ def _features(content: RecordDict) -> Features:
     told = content.get(TASK)
     try:
         text: Any = told["features"] if isinstance(told, ConfigRecord) else ""
-        kind, shape, classes, task = json.loads(text)
-        whole = [type(n) is int and 0 < n <= MOST_VALUES for n in [*shape, classes]]
-        known = kind in ("vector", "image", "text") and task in get_args(Task)
-        if known and len(shape) <= 4 and all(whole):
-            return Features(kind, tuple(shape), classes, task)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise UnusableReplyError("it does not say what its samples look like")
+        kind, shape, classes, task = parse_json(text)
+        return _checked_features(kind, shape, classes, task)
+    except (ValueError, TypeError, KeyError):
+        raise UnusableReplyError("it does not say what its samples look like") from None
+
+
+def _checked_features(kind: Any, shape: Any, classes: Any, task: Any = "classes") -> Features:
+    """Return what samples look like, if that can be; a ``ValueError`` or ``TypeError`` if not."""
+    whole = [type(n) is int and 0 < n <= MOST_VALUES for n in [*shape, classes]]
+    known = kind in ("vector", "image", "text") and task in get_args(Task)
+    if not (known and len(shape) <= 4 and all(whole)):
+        raise ValueError("no features")
+    return Features(kind, tuple(shape), classes, task)
 
 
 def _common(features: Sequence[Features]) -> Features:
@@ -177,4 +195,5 @@ def _common(features: Sequence[Features]) -> Features:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that puts device-2 before device-10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+    parts = re.split(r"([0-9]{1,18})", name)
+    return [(int(part), "") if part[:1] in DIGITS else (0, part) for part in parts]
