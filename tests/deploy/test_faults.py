@@ -93,9 +93,6 @@ def test_what_a_method_remembers_survives_a_restart_of_its_device(field, tmp_pat
     field.device(2)
     assert field.finished(patience=LONG) == 0, field.all_printed()
     states = field.path / "devices" / "device-2" / "state"
-    assert {file.stem for file in states.rglob("*.safetensors")} <= {
-        f"round-{r:08d}" for r in range(4)
-    }
     assert list(states.rglob("round-00000003.safetensors"))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     same = simulated(tmp_path / "simulated", **how, algorithm="@own_method.scaffold:share=1.0")
