@@ -12,10 +12,12 @@ import pytest
 
 from fedmom.flower import layout
 from fedmom.flower.control import Control
+from tests.conftest import ROOT
 from tests.deploy.field import DATA, PATIENCE, Field, fedmom
 from tests.deploy.test_deployment import assert_same_run, lines, options, simulated
 
 pytestmark = pytest.mark.slow
+EXAMPLES = ROOT / "examples"
 HOW = {"rounds": 6, "clients-per-round": 2, "eval-every": 3}
 LONG = 600.0
 
@@ -76,6 +78,25 @@ def test_a_device_that_was_killed_returns_under_its_identity(field, tmp_path):
     events = lines(out, "devices.jsonl")
     assert any(e["event"] == "repeated" for e in events)
     assert_same_run(out, simulated(tmp_path / "simulated", **HOW))
+
+
+def test_what_a_method_remembers_survives_a_restart_of_its_device(field, tmp_path, monkeypatch):
+    """SCAFFOLD, from a file of the app: its clients' states are on the devices."""
+    shutil.copy(EXAMPLES / "own_method.py", field.path / "app" / "fedmom_app" / "methods.py")
+    how = {"rounds": 4, "clients-per-round": 3, "eval-every": 4, "server-lr": 1.0}
+    method = "@fedmom_app.methods.scaffold:share=1.0"
+    runtime = "flower:devices=3,least=3,deadline=60"
+    field.run("run", *options(**how, algorithm=method, runtime=runtime))
+    out = field.folder / "run"
+    begun(field, out, 2)
+    assert field.end("device-2") == 130
+    field.device(2)
+    assert field.finished(patience=LONG) == 0, field.all_printed()
+    states = field.path / "devices" / "device-2" / "state"
+    assert list(states.rglob("round-00000003.safetensors"))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    same = simulated(tmp_path / "simulated", **how, algorithm="@own_method.scaffold:share=1.0")
+    assert_same_run(out, same)
 
 
 def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
@@ -139,7 +160,7 @@ from flwr.clientapp import ClientApp
 
 from fedmom.flower.device_end import respond as honest
 
-KINDS = ["nan", "huge", "names", "shape", "samples", "type"]
+KINDS = ["nan", "huge", "names", "shape", "samples", "type", "raises"]
 app = ClientApp()
 
 
@@ -154,6 +175,8 @@ def respond(message, context):
 
 
 def spoil(message, reply, kind):
+    if kind == "raises":
+        raise OSError("sample 17 of /home/ann/secret.npz")
     update = {name: array.numpy() for name, array in reply.content["update"].items()}
     facts = dict(reply.content["facts"])
     if kind == "nan":
@@ -175,16 +198,26 @@ def spoil(message, reply, kind):
 
 def test_hostile_devices_are_left_out_and_the_run_goes_on(field):
     (field.path / "app" / "fedmom_app" / "client_app.py").write_text(HOSTILE)
-    how = {"rounds": 6, "clients-per-round": 3, "eval-every": 6}
+    how = {"rounds": 7, "clients-per-round": 3, "eval-every": 7}
     field.run("run", *options(**how, runtime="flower:devices=3,deadline=120"))
     assert field.finished(patience=LONG) == 0, field.all_printed()
     rows = lines(field.folder / "run", "rounds.jsonl")
-    assert [row["replies"] for row in rows] == [2] * 6
+    assert [row["replies"] for row in rows] == [2] * 7
     reasons = [row["rejected"] for row in rows]
     assert all(len(rejected) == 1 and rejected[0][0] == 2 for rejected in reasons)
     told = " | ".join(rejected[0][1] for rejected in reasons)
     for part in ("not finite", "bytes", "names", "shape", "float64", "it claims 1000000000"):
         assert part in told
+    assert "OSError" in told
+    kept = [
+        *(field.path / "server").glob("*.*"),
+        *field.folder.glob("run/**/*"),
+        field.output("run"),
+    ]
+    for file in kept:  # Flower's database and logs, the run's folder, what the run printed
+        assert not file.is_file() or b"secret.npz" not in file.read_bytes()
+    device = field.path / "devices" / "device-3" / "supernode.log"
+    assert "secret.npz" in device.read_text()  # its owner may know
 
 
 def test_a_soak_with_devices_that_leave_and_come(field):
