@@ -171,10 +171,12 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
     )
     write = journal.writer(tmp_path)
     for event in (
+        {"event": "online", "clients": [0, 1]},
         {"event": "asked", "client": 0, "round": 1},
         {"event": "asked", "client": 1, "round": 1},
         {"event": "answered", "client": 0, "round": 1, "seconds": 2.0},
         {"event": "failed", "client": 1, "round": 1, "reason": "it is offline"},
+        {"event": "online", "clients": [0]},
         {"event": "repeated", "round": 1, "clients": [1]},
         {"event": "asked", "client": 1, "round": 1},
         {"event": "answered", "client": 1, "round": 1, "seconds": 4.0},
@@ -187,6 +189,7 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
     assert table.rows[0][:6] == ["ann", "1,200", "1", "1", "2.0", "0"]
     assert table.rows[0][-1] == "its update is not finite"
     assert table.rows[1][:6] == ["bob", "7", "2", "2", "2.5", "1"]
+    assert [row[6] for row in table.rows] == ["online", "offline"]
     assert table.rows[1][-2:] == ["trained, round 2", "it is offline"]
     assert table.note.endswith(": 1.")
     assert device_table.grid(tmp_path / "elsewhere", {}) is None

@@ -131,6 +131,7 @@ def test_a_round_with_too_few_replies_is_repeated_and_recorded(data, model):
     runtime.grid.offline = {102}
     assert next(answers).clients.tolist() == [1]
     assert list(answers) == [Failure(2, "it is offline", 4)]
+    assert [e["clients"] for e in events if e["event"] == "online"] == [[0, 3], [0, 1, 3]]
     repeated = [e for e in events if e["event"] == "repeated"]
     assert repeated
     assert repeated[0]["round"] == 5
