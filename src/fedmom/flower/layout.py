@@ -150,20 +150,25 @@ def open_deployment(path: Path) -> Deployment:
         raise FedMomError(f"{path / 'server' / SERVER} does not say {missing}.") from None
 
 
-def open_device(path: Path) -> DeviceFolder:
-    """Return the folder that a device was given."""
+def open_device(path: Path, server: str | None = None) -> DeviceFolder:
+    """Return the folder that a device was given.
+
+    Args:
+        path: The folder.
+        server: Another address of the server than the folder says.
+    """
     facts = _facts(path / DEVICE, "what a device needs. Take it from the server's devices/")
     try:
-        name, server = str(facts["name"]), str(facts["server"])
+        name, address = str(facts["name"]), server or str(facts["server"])
     except KeyError as missing:
         raise FedMomError(f"{path / DEVICE} does not say {missing}.") from None
     insecure = bool(facts.get("insecure", False))
-    host, _ = split_address(server)
+    host, _ = split_address(address)
     if insecure and not is_loopback(host):
         raise FedMomError(
             f"{path / DEVICE}: insecure is for trials on one machine, and {host} is another."
         )
-    return DeviceFolder(path.resolve(), name, server, insecure)
+    return DeviceFolder(path.resolve(), name, address, insecure)
 
 
 def split_address(address: str) -> tuple[str, int]:
