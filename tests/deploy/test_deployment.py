@@ -94,6 +94,7 @@ def test_a_deployed_run_is_the_simulated_one(field, tmp_path):
     assert [row[0] for row in table.rows] == ["device-1", "device-2", "device-3"]
     asked, answered = (sum(int(row[place]) for row in table.rows) for place in (2, 3))
     assert asked == answered == 6
+    assert [row[6] for row in table.rows] == ["online"] * 3
 
 
 def test_status_tells_who_is_online(field):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
@@ -118,6 +118,26 @@ def test_a_device_tells_an_error_by_its_name_alone(data, model):
     assert "secret" in str(seen[0])  # which stays there
 
 
+def test_a_devices_own_words_cannot_steer_a_terminal(data, model):
+    """What a hostile device says of its failure is shown in a line of the run's terminal."""
+
+    def change(reply):
+        return Message(Error(2, "\x1b[2J\r\nall [/]" + 400 * "x"), reply_to=sent(reply))
+
+    def sent(reply):
+        original = message_of(RecordDict())
+        original.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+        original.metadata.dst_node_id = reply.metadata.src_node_id
+        return original
+
+    runtime = devices(work(data, model), change=change)
+    runtime._least = 0
+    runtime.ask(0, np.array([1]), model_at(model))
+    ((_, reason, _),) = list(runtime.replies())
+    assert reason.startswith("?[2J all [/]xxx")
+    assert len(reason) == link.LONGEST
+
+
 @pytest.mark.usefixtures("_no_pauses")
 def test_a_round_with_too_few_replies_is_repeated_and_recorded(data, model):
     runtime = devices(work(data, model), least=2)
@@ -131,6 +151,7 @@ def test_a_round_with_too_few_replies_is_repeated_and_recorded(data, model):
     runtime.grid.offline = {102}
     assert next(answers).clients.tolist() == [1]
     assert list(answers) == [Failure(2, "it is offline", 4)]
+    assert [e["clients"] for e in events if e["event"] == "online"] == [[0, 3], [0, 1, 3]]
     repeated = [e for e in events if e["event"] == "repeated"]
     assert repeated
     assert repeated[0]["round"] == 5

@@ -146,5 +146,6 @@ def online(nodes: Sequence[Node], keys: Sequence[str]) -> dict[int, int]:
 
 
 def _words(reason: str | None) -> str:
-    """Return a device's own words: short, in one line."""
-    return " ".join((reason or "it failed").split())[:LONGEST]
+    """Return a device's own words: short, in one line, without what would steer a terminal."""
+    words = " ".join((reason or "it failed").split())[:LONGEST]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -62,6 +62,7 @@ class DeviceRuntime:
         self._rounds: dict[int, int] = {}  # of a client: the round whose state counts
         self._changed: dict[int, int] = {}
         self._saved: list[dict[int, int]] = [{}, {}]  # the former, of the last two snapshots
+        self._there: set[int] | None = None  # the clients that were online at the last look
         # A model, and its scores on splits that were not asked for yet.
         self._evaluated: tuple[Any, dict[tuple[str, int | None], Scores]] = (None, {})
 
@@ -171,9 +172,17 @@ class DeviceRuntime:
     def _questions(self) -> list[_Question]:
         return [*self._asked.values(), *(question for question, _ in self._failed)]
 
+    def _online(self) -> dict[int, int]:
+        """Return the node of every client that is online; take note of who has come and gone."""
+        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        if nodes.keys() != self._there:
+            self._there = set(nodes)
+            self._tell("online", clients=sorted(nodes))
+        return nodes
+
     def _send(self, questions: Sequence[_Question]) -> None:
         """Send questions of one broadcast, or of several."""
-        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        nodes = self._online()
         models: dict[int, ArrayRecord] = {}
         contents = {
             nodes[question.client]: self._content(question, models)
@@ -275,7 +284,7 @@ class DeviceRuntime:
     def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
         """Ask everybody who is online; return the scores on every split that somebody has."""
         takes = {s: taken(self._data.split(s).size, budget) for s in self.splits}
-        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        nodes = self._online()
         contents = {
             node: RecordDict({wire.MODEL: model, wire.TASK: self._evaluation(client, takes)})
             for client, node in nodes.items()
