@@ -124,6 +124,11 @@ class LocalRuntime:
                 samples = np.array([task.size for task in tasks])
                 yield Block(clients, update, samples, metrics, question.round)
 
+    def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> list[int]:
+        """Return how many clients each block of replies to a question will hold."""
+        tasks = [self._task(round_, client) for client in clients.tolist()]
+        return [len(part) for part in self._plan(broadcast, tasks)[1]]
+
     def under_way(self) -> list[tuple[int, int]]:
         """Return (client, round) of everybody who was asked and has not answered."""
         return [(client, q.round) for q in self._asked for client in q.clients]
@@ -174,25 +179,32 @@ class LocalRuntime:
         """Run the clients of a question, in order."""
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
-        if self._vectorized:
-            way: Way = "many"
-            most = CLIENTS_AT_ONCE
-        elif (product := self._product(question.broadcast, tasks)) < SHORT:
-            way, most = "few", FEW_AT_ONCE
-        else:
-            size = at_once(self._cohort or len(tasks), product)
-            yield from self._threaded(question.broadcast, lr, tasks, size)
+        way, parts = self._plan(question.broadcast, tasks)
+        if way is None:
+            yield from self._threaded(question.broadcast, lr, parts)
             return
-        for part in _parts(tasks, most, self._cohort):
+        for part in parts:
             yield part, self._run(question.broadcast, lr, part, way)
 
+    def _plan(
+        self, broadcast: Any, tasks: Sequence[ClientTask]
+    ) -> tuple[Way | None, Iterator[Sequence[ClientTask]]]:
+        """Return the way that clients run (None: on threads), and those that share a call."""
+        if self._vectorized:
+            return "many", _parts(tasks, CLIENTS_AT_ONCE, self._cohort)
+        product = self._product(broadcast, tasks)
+        if product < SHORT:
+            return "few", _parts(tasks, FEW_AT_ONCE, self._cohort)
+        size = at_once(self._cohort or len(tasks), product)
+        return None, _parts(tasks, size, self._cohort)
+
     def _threaded(
-        self, broadcast: Any, lr: float, tasks: Sequence[ClientTask], size: int
+        self, broadcast: Any, lr: float, parts: Iterator[Sequence[ClientTask]]
     ) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
-        """Run a call of so many clients per thread, and one ahead so that no thread waits."""
+        """Run a call per thread, and one ahead so that no thread waits."""
         waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
         try:
-            for part in _parts(tasks, size, self._cohort):
+            for part in parts:
                 waiting.append((part, self._pool.submit(self._wait, broadcast, lr, part)))
                 if len(waiting) > self._workers:
                     part, future = waiting.popleft()

@@ -1,6 +1,7 @@
 """The one round loop, shared by every method, every pace and every runtime."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from fedmom.models.base import Model
 from fedmom.runtimes.base import Failure, Runtime
 from fedmom.training.admission import Admission, BadReplies, Form, Rejected, diverged
 from fedmom.training.aggregate import Aggregate, compile_programs, empty
+from fedmom.training.ahead import compile_ahead, compiling
 from fedmom.training.pace import Pace
 
 
@@ -216,9 +218,12 @@ class _Rounds:
         broadcast = broadcast_of(algorithm, state)
         form, encoded = forms_of(algorithm, broadcast)
         self._zero = empty(form)
+        self._encoded = encoded
         sent = Form.of(encoded)
         self._bytes_up, self._bytes_down = sent.bytes, Form.of(broadcast).bytes
         self._key = stages_key(seed) if algorithm.stages else None
+        self._first = state.round
+        self._ahead: threading.Thread | None = None
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
         self._admission = Admission(
@@ -244,6 +249,8 @@ class _Rounds:
     def play(self, state: State, cohort: NDArray[np.int64]) -> Any:
         """Play a round; return the new state, its record and the next cohort."""
         began = time.perf_counter()
+        if state.round == self._first:
+            self._compile_ahead(state, cohort)
         self._ask(state, cohort)
         aggregate = self._collect(state.round)
         new = self._step(state, aggregate)
@@ -272,6 +279,18 @@ class _Rounds:
             part = cohort[first : first + self._pace.rows]
             self._runtime.ask(state.round, part, broadcast)
 
+    def _compile_ahead(self, state: State, cohort: NDArray[np.int64]) -> None:
+        """Compile the server's programs meanwhile, where it shows what they will be given."""
+        foresee = getattr(self._runtime, "block_sizes", None)
+        if foresee is None or not 0 < len(cohort) <= self._pace.rows:
+            return
+        self._ahead = compile_ahead(
+            Aggregate(self._rule, compiling(self._programs), self._pace.rows, self._zero),
+            self._encoded,
+            foresee(state.round, cohort, broadcast_of(self._algorithm, state)),
+            (state.params, state.server, self._population, self._stages_key(state.round)),
+        )
+
     def _collect(self, round_: int) -> Aggregate:
         """Take replies until the round has enough."""
         aggregate = Aggregate(self._rule, self._programs, self._pace.rows, self._zero)
@@ -280,6 +299,9 @@ class _Rounds:
                 self._admission.fail(answer)
                 continue
             admitted = self._admission.admit(answer, round_)
+            if self._ahead is not None:  # or the same would be compiled twice
+                self._ahead.join()
+                self._ahead = None
             if admitted is not None:
                 aggregate.add(answer, admitted)
             if self._pace.enough(self._admission.replies):
@@ -290,8 +312,11 @@ class _Rounds:
         return aggregate
 
     def _step(self, state: State, aggregate: Aggregate) -> Any:
-        key = self._key if self._key is None else jax.random.fold_in(self._key, state.round)
+        key = self._stages_key(state.round)
         return aggregate.step(state.params, state.server, self._population, key)
+
+    def _stages_key(self, round_: int) -> jax.Array | None:
+        return None if self._key is None else jax.random.fold_in(self._key, round_)
 
 
 def _checked(state: State, aggregate: Aggregate, new: Any) -> tuple[State, float, float]:
