@@ -20,6 +20,7 @@ from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.runtimes.base import Workload
 from fedmom.runtimes.cluster import connect, handover, pool
+from fedmom.runtimes.cluster.host import Host
 from fedmom.runtimes.cluster.runtime import ray
 from fedmom.runtimes.local import local
 from tests.conftest import population
@@ -338,7 +339,7 @@ def test_an_actors_error_is_one_line_with_its_traceback_as_a_note(on_ray, data):
         runtime.cancel()
 
 
-class _Broken:
+class _Broken(Host):
     """An actor that cannot be made, as where a package is missing."""
 
     def __init__(self, _cpus):
