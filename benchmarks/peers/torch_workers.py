@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch_nets
 import work as w
-from torch_nets import build, flatten, loss_of, tensors, train_client
+from torch_nets import build, flatten, step_of, tensors, train_client
 
 
 def serve(options, x, y, server, total, pipe):
@@ -16,12 +16,12 @@ def serve(options, x, y, server, total, pipe):
     torch.manual_seed(os.getpid())
     net = build(options.work)
     local = flatten(net)
-    loss = loss_of(net, compiled=options.compile)
+    step = step_of(net, compiled=options.compile)
     while (clients := pipe.recv()) is not None:
         total.zero_()
         for k in clients:
             local.copy_(server)
-            train_client(options.work, net, loss, x[k], y[k])
+            train_client(options.work, step, x[k], y[k])
             total.add_(local)
         pipe.send(True)
 

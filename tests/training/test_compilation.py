@@ -1,5 +1,9 @@
 """Programs are compiled once: for all rounds, for equal runs, whoever drops out or is drawn."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import optax
 import pytest
@@ -172,3 +176,39 @@ def test_unusual_blocks_add_up_to_the_same(rule, blocks):
         cut = int(0.2 * size)
         aggregate = np.sort(UPDATES[names], axis=0)[cut : size - cut].mean(axis=0)
     np.testing.assert_allclose(state.params, -aggregate, rtol=1e-5, atol=1e-6)
+
+
+FIRST_ROUND = """
+import sys
+import numpy as np
+import fedmom
+keep = np.empty(int(sys.argv[1]), np.uint8)  # so that arrays lie elsewhere
+data = fedmom.from_arrays(np.ones((8, 3)), np.arange(8) % 2, np.arange(8) // 4)
+data.arrays["x"] = np.ones(25, np.float32)[int(sys.argv[1]) % 2:][:24].reshape(8, 3)
+model = fedmom.build_model("logreg", data.features)
+algorithm = fedmom.Algorithm(fedmom.fedmom(1.0))
+runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1), algorithm)
+pace = fedmom.synchronous(fedmom.uniform(data.train.size), 2)
+options = {"pace": pace, "samples": data.train.size, "rounds": 1}
+for state, _ in fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options):
+    fedmom.evaluate(runtime, state.params, "train")
+print([name for name in ("pydantic", "rich") if name in sys.modules])
+"""
+
+
+def test_a_warm_start_finds_every_program_wherever_memory_lies(tmp_path):
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    found = []
+    for size in ("0", "4097"):
+        command = [sys.executable, "-c", FIRST_ROUND, size]
+        done = subprocess.run(
+            command, env=os.environ | settings, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "[]\n"  # slow to load, and not needed for data in memory
+        found.append({file.name for file in tmp_path.glob("*-cache")})
+    assert found[0] == found[1]
+    assert {name.partition("-")[0] for name in found[0]} >= {"jit_program", "jit_step", "jit_score"}
