@@ -72,7 +72,10 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
             axes.set_axis_off()
         if figure.title:
             fit = int(HEADLINE_LETTERS * image.get_figwidth() / width)
-            lines = (textwrap.fill(line, fit) for line in plain(figure.title).split("\n"))
+            lines = (
+                textwrap.fill(line, fit, break_long_words=False)
+                for line in plain(figure.title).split("\n")
+            )
             image.suptitle("\n".join(lines), x=0.01, ha="left", fontweight="bold")
         if len(handles) > 1:
             _draw_legend(image, handles, columns)
