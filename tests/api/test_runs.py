@@ -145,3 +145,10 @@ def test_callbacks_are_a_list_of_functions(callbacks, tmp_path):
     with pytest.raises(FedMomError, match="Give a list of functions"):
         fedmom.run(**SMALL, rounds=1, callbacks=callbacks, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_report_of_a_sweep_has_its_grid(tmp_path):
+    runs = fedmom.sweep({"momentum": [0.5, 0.9]}, **SMALL | {"lr": 0.001}, rounds=2, out=tmp_path)
+    assert ">Grid</h2>" in runs.report().read_text()
+    assert ">Grid</h2>" in fedmom.report(tmp_path, tmp_path / "page.html").read_text()
+    assert ">Grid</h2>" not in fedmom.report([*runs.values()], tmp_path / "both.html").read_text()

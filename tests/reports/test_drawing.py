@@ -112,3 +112,13 @@ def test_files_are_what_their_names_say_and_the_same_again(tmp_path):
     assert contents[2].startswith(b"%PDF")
     again = drawing.save(figure(chart(line("a"), line("b"))), tmp_path / "again")
     assert [p.read_bytes() for p in again] == contents
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+def test_a_long_title_is_not_cut(panels):
+    words = "lr 0.01 (fedavg), 0.001 (fedmom), " * 4
+    drawn = drawing.draw(Figure("test", words, [chart(line("a"))] * panels, columns=panels))
+    drawn.canvas.draw()
+    box = drawn._suptitle.get_window_extent()
+    assert box.x1 <= drawn.bbox.x1
+    assert drawn._suptitle.get_text().split() == words.split()

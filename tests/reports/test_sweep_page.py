@@ -3,10 +3,8 @@
 import math
 from dataclasses import replace
 
-import pytest
-
 from fedmom.experiments.results import Group
-from fedmom.reports import sweep_page
+from fedmom.reports import run_page, sweep_page
 from tests.reports.runs import result
 
 
@@ -43,7 +41,8 @@ def test_a_sweep_of_nothing_but_seeds_has_no_grid():
 
 def test_the_page_has_ranking_grid_and_curves(tmp_path):
     groups = [cell("fedavg", 0.1, 0.5), cell("fedmom", 0.1, 0.6)]
-    text = sweep_page.write(tmp_path, groups).read_text()
+    path = run_page.write(sweep_page.overview(groups), tmp_path / "sweep.html")
+    text = path.read_text()
     for heading in ("Ranking", "Grid", "Evaluations", "Rounds", "Settings"):
         assert f">{heading}</h2>" in text
-    assert pytest.approx(2.0, abs=0.5) == len(text) / 1e6  # MB: Plotly is packed
+    assert len(text) < 0.8e6  # bytes: Plotly is packed

@@ -36,8 +36,9 @@ def run(
 
     Args:
         data: A dataset's name with options, a path, or a ``FederatedData``.
-        model: A model's name with options, a ``fedmom.Model`` or a function of
-            ``data.features`` that returns one; "auto" takes one that fits the data.
+        model: A model's name with options; a net of flax, equinox or haiku; a ``fedmom.Model``;
+            or a function of ``data.features`` that returns a net or a model. "auto" takes one
+            that fits the data.
         algorithm: A name with options, an ``Algorithm``, an optax transformation, or a function
             as in ``CONTRIBUTING.md``.
         rounds: Communication rounds, T.
@@ -108,7 +109,7 @@ def compare(
     Examples:
         >>> import tempfile, optax, fedmom
         >>> runs = fedmom.compare(
-        ...     {"avg": "fedavg", "adam": optax.adam(0.01)},
+        ...     {"avg": "fedavg", "sgd": optax.sgd(1.0, momentum=0.5)},
         ...     data="synthetic:clients=20",
         ...     weighting="cohort",
         ...     rounds=3,
@@ -117,7 +118,7 @@ def compare(
         ...     progress=False,
         ... )
         >>> [(name, len(run.result.rounds)) for name, run in runs.items()]
-        [('avg', 3), ('adam', 3)]
+        [('avg', 3), ('sgd', 3)]
     """
     values = _named({"data": data, **settings})
     if isinstance(algorithms, str) or not algorithms:
@@ -156,14 +157,14 @@ def sweep(
     Examples:
         >>> import tempfile, fedmom
         >>> runs = fedmom.sweep(
-        ...     {"lr": [0.001, 0.01]},
+        ...     {"lr": [0.0003, 0.001]},
         ...     data="synthetic:clients=20",
         ...     rounds=2,
         ...     out=tempfile.mkdtemp(),
         ...     progress=False,
         ... )
         >>> list(runs)
-        ['lr0.001', 'lr0.01']
+        ['lr0.0003', 'lr0.001']
     """
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
@@ -234,7 +235,7 @@ def report(
     if not several:
         raise FedMomError("There is no run to report on. Give one, or its folder.")
     places = [each.path if isinstance(each, Run | Runs) else Path(str(each)) for each in several]
-    return write_report(results.find(places), Path(out), target)
+    return write_report(places, Path(out), target)
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:

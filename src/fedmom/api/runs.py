@@ -129,7 +129,7 @@ class Run:
         Args:
             out: The page's file; by default report.html in the run's folder.
         """
-        return write_report([self.result], Path(out) if out else self.path / "report.html")
+        return write_report([self.path], Path(out) if out else self.path / "report.html")
 
     def resume(
         self,
@@ -249,8 +249,7 @@ class Runs(Mapping[str, Run]):
         Args:
             out: The page's file; by default report.html in the runs' folder.
         """
-        path = Path(out) if out else self.path / "report.html"
-        return write_report([run.result for run in self.values()], path)
+        return write_report([self.path], Path(out) if out else self.path / "report.html")
 
     def __repr__(self) -> str:
         return f"<Runs {self.path}: {', '.join(self)}>"
@@ -259,11 +258,11 @@ class Runs(Mapping[str, Run]):
         return _shown({name: run.result for name, run in self.items()})
 
 
-def write_report(found: Sequence[Result], path: Path, goal: float | None = None) -> Path:
-    """Write the page about runs; return its path."""
-    from fedmom.reports import run_page
+def write_report(folders: Sequence[Path], path: Path, goal: float | None = None) -> Path:
+    """Write the page about the runs in folders; return its path."""
+    from fedmom.reports import run_page, sweep_page
 
-    return run_page.write(run_page.overview(found, goal), path)
+    return run_page.write(sweep_page.of_folders(folders, results.find(folders), goal), path)
 
 
 def _last(result: Result) -> dict[str, Any]:

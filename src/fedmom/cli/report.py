@@ -36,7 +36,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     """
     from fedmom.core.progress import track
     from fedmom.experiments import results
-    from fedmom.reports import run_page
+    from fedmom.reports import run_page, sweep_page
 
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if path.is_dir():
@@ -48,7 +48,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
         and not 0 <= target <= 1
     ):
         raise FedMomError(f"--target {target:g} is no accuracy. Give a number from 0 to 1.")
-    view = run_page.overview(found, target)
+    view = sweep_page.of_folders(folders, found, target)
     figures = run_page.print_figures(view, path)
     for files in track(figures, "Figures", total=len(view.figures()), console=OUT):
         also = ", ".join(file.suffix[1:] for file in files[1:])

@@ -204,13 +204,13 @@ def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any)
 def _finish_sweep(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.experiments import sweep as sweeps
-    from fedmom.reports import ranking, sweep_page, tables
+    from fedmom.reports import ranking, run_page, sweep_page, tables
 
     results = _run_side_by_side(folder, experiments, **how)
     groups = sweeps.groups(results)
     tables.show(OUT, ranking.grid(groups))
     OUT.print(f"Table: {ranking.write(folder / 'sweep.csv', groups)}", markup=False)
-    page(sweep_page.write(folder, groups))
+    page(run_page.write(sweep_page.overview(groups), folder / "sweep.html"))
     _say_risen(results)
 
 

@@ -89,7 +89,7 @@ class FederatedData:
         >>> from fedmom.data import load
         >>> data = load("synthetic:clients=3")
         >>> data
-        <FederatedData synthetic: 3 clients, 2,087 training and 234 test samples, vector 60, 10 \
+        <FederatedData synthetic: 3 clients, 410 training and 47 test samples, vector 60, 10 \
 classes>
         >>> first = data.train.start[0]  # of client 0
         >>> data.arrays["x"][first : first + 2].shape

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait f
 FORMATS = ("png", "svg", "pdf")
 PANEL_INCHES = (2.5, 2.05)
 TITLE_LETTERS = 36  # that fit above a panel
+HEADLINE_LETTERS = 30  # the same of a figure's title, which is larger
 LEGEND_LINES, LINE_INCHES = (
     2,
     0.17,
@@ -70,7 +71,12 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
         for axes in panels[len(figure.charts) :]:
             axes.set_axis_off()
         if figure.title:
-            image.suptitle(plain(figure.title), x=0.01, ha="left", fontweight="bold")
+            fit = int(HEADLINE_LETTERS * image.get_figwidth() / width)
+            lines = (
+                textwrap.fill(line, fit, break_long_words=False)
+                for line in plain(figure.title).split("\n")
+            )
+            image.suptitle("\n".join(lines), x=0.01, ha="left", fontweight="bold")
         if len(handles) > 1:
             _draw_legend(image, handles, columns)
     return image

@@ -3,29 +3,47 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from fedmom.experiments import sweep
 from fedmom.experiments.results import Group, Result, common_settings
 from fedmom.reports import ranking, run_page
 from fedmom.reports.charts import Chart, Figure, Heat
-from fedmom.reports.html import Section, write_page
+from fedmom.reports.html import Section
+from fedmom.reports.run_page import Overview
 
 
-def write(folder: Path, groups: Sequence[Group]) -> Path:
-    """Write the page of a sweep into its folder; return its path.
+def overview(groups: Sequence[Group], goal: float | None = None) -> Overview:
+    """Return the page of a sweep.
 
     Args:
-        folder: The sweep's folder.
         groups: Its runs, seeds taken together.
+        goal: The value of the test metric to count rounds to; by default the runner-up's best.
     """
-    view = run_page.overview([run for group in groups for run in group.runs])
+    view = run_page.overview([run for group in groups for run in group.runs], goal)
     grid = heat_maps(groups)
     sections = [
         Section("Ranking", [ranking.grid(groups)]),
         *([Section("Grid", [grid])] if grid else []),
         *view.sections[1:],  # the ranking has the numbers already
     ]
-    return write_page(folder / "sweep.html", view.title, sections, view.about)
+    return replace(view, sections=sections)
+
+
+def of_folders(
+    folders: Sequence[Path], found: Sequence[Result], goal: float | None = None
+) -> Overview:
+    """Return the page about folders; a sweep by itself has a page of its own kind.
+
+    Args:
+        folders: The folders.
+        found: The runs in them, read.
+        goal: As for ``overview``.
+    """
+    if len(folders) == 1 and (folders[0] / sweep.LIST).exists():
+        return overview(sweep.groups({run.path.name: run for run in found}), goal)
+    return run_page.overview(found, goal)
 
 
 def heat_maps(groups: Sequence[Group]) -> Figure | None:
