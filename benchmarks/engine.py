@@ -5,6 +5,7 @@ a virtual environment of its own (made on the first run, in the cache folder) an
 program in ``benchmarks/peers``, set up as well as we know how. Prints milliseconds per
 client-step, which is wall time / (rounds x M x H) with all overheads, and the peers' ratios to
 ours within each repeat; draws the ratios; and keeps everything that was measured as JSON.
+Published tasks, run whole, are in ``benchmarks/published.py``.
 """
 
 import argparse
@@ -24,51 +25,15 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 import pages
+from environments import ENVIRONMENTS, home, make_environment
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-
-from fedmom.core.files import cache_folder
 
 HERE = Path(__file__).resolve().parent
 ERR = Console(stderr=True)
 KEYS = ("ms_per_client_step", "first_round_s", "pss_mb")
 LIMIT = 600  # seconds for one run of one peer
-TORCH = "torch==2.13.0"  # first and by itself, so that nothing else chooses one
-
-# What pip is told, call by call, to make each environment; and what to report of it.
-ENVIRONMENTS = {
-    "torch": [[TORCH, "numpy"]],
-    "pfl": [[TORCH], [TORCH, "pfl==0.6.0"]],
-    "fedjax": [["fedjax==0.0.17"]],
-    "flower": [[TORCH], [TORCH, "flwr[simulation]==1.41.*"]],
-    # What TFF 0.87 asks for cannot be had together any more (jaxlib 0.4.14 is gone), so its
-    # requirements are given by hand.
-    "tff": [
-        [
-            "setuptools<70",
-            "tensorflow==2.14.1",
-            "jax==0.4.13",
-            "jaxlib==0.4.13",
-            "dm-tree==0.1.8",
-            "attrs~=23.1",
-            "tensorflow-probability==0.22.1",
-            "cachetools~=5.3",
-            "portpicker~=1.6",
-            "tqdm",
-            "scikit-learn",
-            "googleapis-common-protos==1.61.0",
-        ],
-        [
-            "--no-deps",
-            "dp-accounting==0.4.3",
-            "google-vizier==0.1.11",
-            "tensorflow-privacy==0.9.0",
-            "tensorflow-model-optimization==0.7.5",
-            "tensorflow-federated==0.87.0",
-        ],
-    ],
-}
 PACKAGES = ["jax", "torch", "pfl", "fedjax", "flwr", "ray", "tensorflow-federated", "tensorflow"]
 
 
@@ -81,6 +46,7 @@ class Peer:
     environment: str | None
     rough: dict[str, float]
     caches: bool = False  # whether it has compilations that a cache can keep
+    options: tuple[str, ...] = ()
 
 
 OURS = Peer("FedMom", "ours.py", None, {"lenet": 0.4, "lstm": 1.0, "leafcnn": 8}, True)
@@ -92,6 +58,22 @@ PEERS = [
         {"lenet": 0.7, "lstm": 2, "leafcnn": 12},
     ),
     Peer("PyTorch, 1 thread", "torch_loop.py", "torch", {"lenet": 1.4, "lstm": 4}),
+    Peer(
+        "torch.compile, workers",
+        "torch_workers.py",
+        "torch",
+        {"lenet": 0.6, "leafcnn": 12},
+        caches=True,
+        options=("--compile",),
+    ),
+    Peer(
+        "torch.compile, 1 thread",
+        "torch_loop.py",
+        "torch",
+        {"lenet": 1.2},
+        caches=True,
+        options=("--compile",),
+    ),
     Peer("pfl-research", "pfl_peer.py", "pfl", {"lenet": 0.9, "lstm": 2.3}),
     Peer("FedJAX", "fedjax_peer.py", "fedjax", {"lenet": 1.5, "lstm": 8}, True),
     Peer("Flower", "flower_peer.py", "flower", {"lenet": 1.8, "lstm": 4}),
@@ -117,14 +99,10 @@ CELLS = [
 ]
 WARM = "first round, warm"
 COLUMNS = [*(c.label for c in CELLS), "first round", WARM, "memory"]
-COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # a first round compiles everything
+# A first round compiles everything.
+COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 Results = dict[str, dict[str, list[float]]]  # [peer][column] -> one number per repeat
 Show = Callable[[Results, str, str], str]
-
-
-def home() -> Path:
-    """Where environments, compilations and results are kept."""
-    return cache_folder() / "benchmarks"
 
 
 def python_of(peer: Peer) -> Path:
@@ -132,23 +110,6 @@ def python_of(peer: Peer) -> Path:
     if peer.environment is None:
         return Path(sys.executable)
     return home() / peer.environment / "bin" / "python"
-
-
-def make_environment(name: str) -> str | None:
-    """Make a peer's environment where there is none; return what went wrong."""
-    folder = home() / name
-    if (folder / "complete").exists():
-        return None
-    calls = [[sys.executable, "-m", "venv", "--clear", str(folder)]]
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    calls += [[*pip, *packages] for packages in ENVIRONMENTS[name]]
-    for call in calls:
-        done = subprocess.run(call, capture_output=True, text=True)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
-            return (errors or done.stderr.splitlines() or ["no message"])[-1]
-    (folder / "complete").touch()
-    return None
 
 
 def installed(peers: list[Peer]) -> list[Peer]:
@@ -166,6 +127,7 @@ def run(peer: Peer, cell: Cell, rounds: int, extra: dict[str, str]) -> dict[str,
     """Run a peer's program in a session of its own; return what it measured."""
     command = [str(python_of(peer)), str(HERE / "peers" / peer.script), "--work", cell.work]
     command += ["--clients-per-round", str(cell.clients), "--rounds", str(rounds)]
+    command += peer.options
     dropped = ("BENCHMARK_BEGAN", "JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "XLA_FLAGS")
     environment = {k: v for k, v in os.environ.items() if k not in dropped} | extra
     # Files, not pipes: what a peer leaves running would hold a pipe open.
@@ -204,7 +166,12 @@ class Task(NamedTuple):
     peer: Peer
     cell: Cell
     rounds: int
-    warm: bool
+    warm: bool  # for the first round only
+
+    @property
+    def cold(self) -> bool:
+        """Whether all is compiled anew: where the first round is measured, not its steps alone."""
+        return self.cell is CELLS[0] and not self.warm
 
 
 def tasks(peers: list[Peer], seconds: float, repeat: int) -> Iterator[Task]:
@@ -221,10 +188,12 @@ def tasks(peers: list[Peer], seconds: float, repeat: int) -> Iterator[Task]:
 
 
 def cached_compilations(peer: Peer) -> dict[str, str]:
-    """Settings that make JAX keep its compilations, as FedMom does by itself."""
+    """Settings that make JAX and PyTorch keep their compilations, as FedMom does by itself."""
+    folder = str(home() / f"compiled-{peer.script}")
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(home() / f"compiled-{peer.script}"),
+        "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "TORCHINDUCTOR_CACHE_DIR": folder,
     }
 
 
@@ -250,7 +219,7 @@ def measure(peers: list[Peer], repeats: int, seconds: float) -> Results:
                 run(peer, CELLS[0], 1, cached_compilations(peer))
         for task in (t for repeat in plan for t in repeat):
             progress.update(bar, description=f"{task.peer.label}: {task.cell.label}")
-            extra = cached_compilations(task.peer) if task.warm else COLD
+            extra = COLD if task.cold else cached_compilations(task.peer)
             result = run(task.peer, task.cell, task.rounds, extra)
             for column, value in columns_of(task, result or dict.fromkeys(KEYS, float("nan"))):
                 results[task.peer.label].setdefault(column, []).append(value)
@@ -381,14 +350,14 @@ def write_docs(record: dict, results: Results) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", default=",".join(ENVIRONMENTS), help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, help="default: 3, or 1 with --quick")
+    parser.add_argument("--repeats", type=int, help="default: 5, or 1 with --quick")
     parser.add_argument("--quick", action="store_true", help="rough numbers in five minutes")
     parser.add_argument("--write-docs", action="store_true", help="renew docs/performance.md")
     options = parser.parse_args()
     unknown = set(filter(None, options.peers.split(","))) - set(ENVIRONMENTS)
     if unknown:
         parser.error(f"there is no peer {unknown.pop()!r}; choose from {', '.join(ENVIRONMENTS)}")
-    options.repeats = options.repeats or (1 if options.quick else 3)
+    options.repeats = options.repeats or (1 if options.quick else 5)
     return options
 
 

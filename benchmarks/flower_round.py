@@ -84,7 +84,7 @@ def nodes(stack, deployment, kind):
     for number in (1, 2, 3):
         device = open_device(deployment.path / "devices" / f"device-{number}")
         port = programs.free_port()
-        command = programs.supernode(device, port, DATA, str(number - 1), device.address)
+        command = programs.supernode(device, port, DATA, str(number - 1))
         if kind == "flower-supernode":
             flower = [sys.executable, "-c", "from flwr.supernode.cli import *; flower_supernode()"]
             command = [*flower, *command[command.index("--superlink") :]]

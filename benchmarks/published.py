@@ -1,16 +1,18 @@
-"""Published simulator tasks. Run: python benchmarks/published.py --mnist FOLDER [--no-flower]
+"""Published simulator tasks. Run: python benchmarks/published.py --mnist FOLDER [--write-docs]
 
 The tasks are those of the table in FLUTE's README (github.com/microsoft/msrflute): FedAvg, 10
 clients in a round, one local epoch of SGD. Logistic regression on MNIST is run whole, in a new
 process, first compiling and then with its programs kept; Flower's simulation does the same work
-on the same clients beside it. FEMNIST and Shakespeare are run for some rounds on the data that
-is at hand, and the published number of rounds is extrapolated from those after the first.
-FLUTE's times are of its authors' machines.
+on the same clients beside it. FEMNIST and Shakespeare are run for some rounds, with FLUTE's nets
+and as many steps as an epoch of an average client has, on the data that is at hand; the
+published number of rounds is extrapolated from those after the first. FLUTE's times are of its
+authors' machines.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,10 +20,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
 import engine
 import numpy as np
+import pages
 from rich.console import Console
 from rich.table import Table
+
+from fedmom.core.compilation import prepare_process
 
 HERE = Path(__file__).resolve().parent
 CLIENTS, PER_ROUND, BATCH, LR, ROUNDS, EVERY = 1_000, 10, 10, 0.03, 100, 20
@@ -31,35 +38,42 @@ FLUTE = {"FLUTE, CPU": "3:20", "Flower 1.0, CPU": "30:14"}
 
 
 class Part(NamedTuple):
-    """A task that is run for some of its rounds, with our model that comes nearest."""
+    """A task that is run for some of its rounds, with the same net on our data."""
 
     name: str
-    model: str
+    net: str
     batch: int
     lr: float
+    apart: int  # positions between samples: FLUTE cuts texts into pieces, ours overlap
     rounds: int  # as published
     published: str  # FLUTE's time, on GPUs
+    measured: int  # rounds, after the first
+
+    def steps(self, sizes: np.ndarray) -> int:
+        """Return the steps of an epoch of an average client, with FLUTE's samples."""
+        return max(1, round(float(sizes.mean()) / self.apart / self.batch))
 
 
 PARTS = {
-    "femnist": Part("FEMNIST", "leaf_cnn", 20, 0.1, 1500, "8:22"),
-    "shakespeare": Part("Shakespeare", "char_lstm:hidden=256", 4, 0.8, 1200, "21:50"),
+    "femnist": Part("FEMNIST", "cnn", 20, 0.1, 1, 1500, "8:22", 10),
+    "shakespeare": Part("Shakespeare", "rnn", 4, 0.8, 80, 1200, "21:50", 10),
 }
-MEASURED = 20  # rounds of a part
+MNIST = ["logistic regression on MNIST", "time", "ratio", "accuracy", ""]
+PARTLY = ["task", "a round, measured", "extrapolated", "FLUTE on GPUs, published"]
 
 
-def timed(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, str]:
+def timed(words: list[str], environment: dict[str, str] | None = None) -> tuple[float, str]:
     """Return the seconds of a whole process, and what it printed."""
     began = time.perf_counter()
     done = subprocess.run(
-        command, env=os.environ | (environment or {}), capture_output=True, text=True
+        words, env=os.environ | (environment or {}), capture_output=True, text=True
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
     return time.perf_counter() - began, done.stdout
 
 
-def fedmom(*words: str, environment: dict[str, str] | None = None) -> float:
+def command(*words: str, environment: dict[str, str] | None = None) -> float:
     return timed([sys.executable, "-m", "fedmom", *words], environment)[0]
 
 
@@ -89,33 +103,35 @@ def accuracy(folder: Path) -> float:
     return [row["accuracy"] for row in rows if row["split"] == "test"][-1]
 
 
-def mnist(images: str, folder: Path, table: Table, *, flower: bool) -> None:
-    """Run logistic regression on MNIST, ours and Flower's."""
+def mnist(images: str, folder: Path, *, flower: bool) -> list[list[str]]:
+    """Run logistic regression on MNIST, ours and Flower's; return the rows of a table."""
     store = folder / "store"
-    fedmom("data", "prepare", images, "--partition", PARTITION, "--out", str(store))
+    command("data", "prepare", images, "--partition", PARTITION, "--out", str(store))
     words = run_words(str(store), "logreg", BATCH, LR, ROUNDS, folder / "cold")
     cache = {"FEDMOM_CACHE": str(folder / "cache")}
-    cold = fedmom(*words, environment=cache)
+    cold = command(*words, environment=cache)
     words[-1] = str(folder / "warm")
-    warm = fedmom(*words, environment=cache)
+    warm = command(*words, environment=cache)
     ours = f"{100 * accuracy(folder / 'warm'):.0f} %"
-    table.add_row("FedMom, programs kept", f"{warm:.1f} s", "1", ours)
-    table.add_row("FedMom, compiling", f"{cold:.1f} s", f"{cold / warm:.1f}", ours)
+    rows = [
+        ["FedMom, programs kept on disk", f"{warm:.1f} s", "1", ours, "measured"],
+        ["FedMom, compiling", f"{cold:.1f} s", f"{cold / warm:.1f}", ours, "measured"],
+    ]
     if flower:
-        _flower(store, folder, table, warm)
+        rows.append(_flower(store, folder, warm))
     for name, text in FLUTE.items():
         minutes, seconds = map(int, text.split(":"))
         taken = 60 * minutes + seconds
-        table.add_row(f"{name} (published)", f"{taken} s", f"{taken / warm:.0f}", "80 %")
+        rows.append([name, f"{taken} s", f"{taken / warm:.0f}", "80 %", "published"])
+    return rows
 
 
-def _flower(store: Path, folder: Path, table: Table, warm: float) -> None:
+def _flower(store: Path, folder: Path, warm: float) -> list[str]:
     from fedmom.data.store import open_store
 
     fault = engine.make_environment("flower")
     if fault:
-        table.add_row("Flower", f"cannot be installed: {fault}", "", "")
-        return
+        return ["Flower", f"cannot be installed: {fault}", "", "", ""]
     data = open_store(store)
     x = (data.arrays["x"].reshape(len(data.arrays["x"]), -1) / np.float32(255)).astype(np.float32)
     for name, values in (("x", x), ("y", data.arrays["y"])):
@@ -135,29 +151,42 @@ def _flower(store: Path, folder: Path, table: Table, warm: float) -> None:
         {"BENCHMARK_WORK": json.dumps(work)},
     )
     result = json.loads(printed.splitlines()[-1])
-    table.add_row(
-        f"Flower {result['version']}",
+    return [
+        f"Flower {result['version']}, its simulation with NumPy clients",
         f"{seconds:.1f} s",
         f"{seconds / warm:.1f}",
         f"{100 * result['accuracy']:.0f} %",
-    )
+        "measured",
+    ]
 
 
-def part(name: str, data: str, folder: Path, table: Table) -> None:
+def part(name: str, data: str) -> list[str]:
     """Run some rounds of a task, and extrapolate to all."""
-    task, out = PARTS[name], folder / name
-    words = run_words(data, task.model, task.batch, task.lr, MEASURED + 1, out)
-    fedmom(*words)
-    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    each = float(np.mean([row["seconds"] for row in rows[1:]]))
-    whole = each * task.rounds
-    table.add_row(
-        task.name,
-        f"{each:.2f} s",
-        f"{whole / 60:.0f} min for {task.rounds:,} rounds",
-        task.published,
-        f"{task.model} on {data}",
+    prepare_process()
+    import flute_nets
+
+    import fedmom
+
+    task, population = PARTS[name], fedmom.load_data(data)
+    model = getattr(flute_nets, task.net)(population)
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
+    steps = task.steps(population.train.size)
+    work = fedmom.LocalWork(lr=task.lr, steps=steps, batch_size=task.batch)
+    rounds = fedmom.train(
+        fedmom.start(model, method),
+        fedmom.LocalRuntime(population, model, work, method),
+        method,
+        pace=fedmom.synchronous(fedmom.uniform(population.train.size), PER_ROUND),
+        samples=population.train.size,
+        rounds=1 + task.measured,
     )
+    each = statistics.mean([record.seconds for _, record in rounds][1:])
+    return [
+        f"{task.name}, {population.clients} clients, H={steps}",
+        f"{each:.2f} s (mean of {task.measured})",
+        f"{each * task.rounds / 60:.0f} min for {task.rounds:,} rounds",
+        f"{task.published} min",
+    ]
 
 
 def main() -> None:
@@ -166,20 +195,23 @@ def main() -> None:
     parser.add_argument("--femnist", default="glyphs", help="FEMNIST, as for run --data")
     parser.add_argument("--shakespeare", default="shakespeare", help="as for run --data")
     parser.add_argument("--no-flower", action="store_true")
+    parser.add_argument("--write-docs", action="store_true", help="renew docs/scale.md")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=120)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        sections = {}
         if options.mnist:
-            table = Table("logistic regression on MNIST", "time", "ratio", "accuracy", box=None)
-            mnist(options.mnist, folder, table, flower=not options.no_flower)
-            console.print(table)
-        table = Table(
-            *("task", "a round", "extrapolated", "FLUTE, GPU (published)", "ours"), box=None
-        )
-        for task in PARTS:
-            part(task, getattr(options, task), folder, table)
+            sections["mnist"] = (MNIST, mnist(options.mnist, folder, flower=not options.no_flower))
+        tasks = [part(task, getattr(options, task)) for task in PARTS]
+        sections["parts"] = (PARTLY, tasks)
+    for section, (columns, rows) in sections.items():
+        table = Table(*columns, box=None)
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
+        if options.write_docs:
+            pages.write_section(section, pages.markdown(columns, rows), pages.SCALE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What would a larger cluster do? Run: python benchmarks/ray_cluster.py [--json FILE]
+"""What would a larger cluster do? Run: python benchmarks/ray_cluster.py [--write-docs]
 
 Measures the constants of a round on this machine, simulates rounds with them, and checks the
 simulation: what it predicts for two actors, from constants that were measured without them, is
@@ -6,7 +6,6 @@ printed beside what two actors do. Then it simulates clusters that are not at ha
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -19,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import jax
 import numpy as np
+import pages
 from ray_speed import STEPS, WORK, Rounds
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +27,12 @@ from fedmom.core.compilation import prepare_process
 from fedmom.runtimes.cluster import balance, connect
 
 ROUNDS = 200  # simulated
+REPEATS = 5  # of the measurement that the simulation is compared with
+CHECKED = ["M", "predicted, client-steps/s", "measured, client-steps/s", "predicted / measured"]
+SIMULATED = [
+    *("machines", "cores", "M", "s a round", "client-steps/s"),
+    *("of ideal", "of ideal, one machine at half speed"),
+]
 CPUS = 8  # that Ray is told of, to see what an actor more costs the driver
 
 
@@ -38,6 +44,16 @@ class Constants(NamedTuple):
     round: float  # of a round with one actor, besides the work
     actor: float  # the driver's time for one actor more
     megabytes: float  # of the model, which is also the size of an update
+
+    def rows(self) -> list[list[str]]:
+        """Return them with their names, for a table."""
+        return [
+            ["a client-step on one of two busy cores", f"{1000 * self.client_step:.3f} ms"],
+            ["spread of an actor's time from round to round", f"{100 * self.spread:.1f} %"],
+            ["a round with one actor, besides the work", f"{1000 * self.round:.1f} ms"],
+            ["the driver's own time for each further actor", f"{1000 * self.actor:.2f} ms"],
+            ["the model, and an update", f"{self.megabytes:.2f} MB"],
+        ]
 
 
 class Cluster(NamedTuple):
@@ -146,14 +162,38 @@ def driver_seconds(data, actors: int, rounds: int = 15) -> float:
     return took
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    prepare_process()
-    from ours import population
+def check(constants: Constants, data) -> list[list[str]]:
+    """Return what is predicted for two actors on two cores beside what they do."""
+    rows = []
+    for size in (100, 10):
+        run = Rounds("ray, 2 actors", size, data)
+        run.seconds(3)
+        rounds = 400 // size
+        rates = [rounds * size * STEPS / run.seconds(rounds) for _ in range(REPEATS)]
+        run.runtime.close()
+        measured = statistics.median(rates)
+        predicted = throughput(constants, Cluster(1, 2), size, STEPS)
+        ratio = predicted / measured
+        rows.append([str(size), f"{predicted:,.0f}", f"{measured:,.0f}", f"{ratio:.2f}"])
+    return rows
 
-    # More CPUs than there are, which ``connect`` would not tell Ray; else as it does.
+
+def larger(constants: Constants) -> list[list[str]]:
+    """Return what simulated clusters do, with a network of 10 Gbit/s."""
+    rows = []
+    for machines, clients in [(1, 100), (10, 1_000), (100, 1_000), (100, 10_000), (100, 100_000)]:
+        cluster = Cluster(machines, 16, network=1250.0)
+        ideal = min(cluster.total, clients) / constants.client_step
+        even = throughput(constants, cluster, clients, STEPS)
+        slowed = throughput(constants, cluster._replace(slow=2.0), clients, STEPS)
+        numbers = [f"{machines}", f"{cluster.total:,}", f"{clients:,}"]
+        rates = [f"{clients * STEPS / even:.2f}", f"{even:,.0f}"]
+        rows.append([*numbers, *rates, f"{even / ideal:.2f}", f"{slowed / ideal:.2f}"])
+    return rows
+
+
+def start_ray() -> None:
+    """Tell Ray of more CPUs than there are, which ``connect`` would not; else as it does."""
     os.environ.update(
         RAY_USAGE_STATS_ENABLED="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
@@ -161,49 +201,31 @@ def main() -> None:
     )
     ray = connect.package()
     ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level=40)
-    console, data, watch = Console(), population(WORK), Watch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write-docs", action="store_true", help="renew docs/scale.md")
+    options = parser.parse_args()
+    prepare_process()
+    from ours import population
+
+    start_ray()
+    data, watch = population(WORK), Watch()
     constants = constants_of(data, watch)
-    console.print(constants)
-    table = Table("two actors on two cores", "predicted", "measured", "ratio", box=None)
-    checks = {}
-    for size in (100, 10):
-        run = Rounds("ray, 2 actors", size, data)
-        run.seconds(3)
-        rounds = 400 // size
-        measured = rounds * size * STEPS / run.seconds(rounds)
-        run.runtime.close()
-        predicted = throughput(constants, Cluster(1, 2), size, STEPS)
-        checks[size] = (predicted, measured)
-        table.add_row(
-            f"M={size}, client-steps/s",
-            f"{predicted:.0f}",
-            f"{measured:.0f}",
-            f"{predicted / measured:.2f}",
-        )
-    console.print(table)
-    found = report(console, constants)
-    if options.json:
-        result = {"constants": constants._asdict(), "checks": checks, "clusters": found}
-        options.json.write_text(json.dumps(result, indent=2))
-
-
-def report(console: Console, constants: Constants) -> list[list[str]]:
-    """Print what simulated clusters do, with a network of 10 Gbit/s."""
-    table = Table(
-        *("machines", "cores", "M", "s a round", "client-steps/s", "of ideal", "one machine half"),
-        box=None,
-    )
-    rows = []
-    for machines, clients in [(1, 100), (10, 1_000), (100, 1_000), (100, 10_000), (100, 100_000)]:
-        cluster = Cluster(machines, 16, network=1250.0)
-        ideal = min(cluster.total, clients) / constants.client_step
-        even = throughput(constants, cluster, clients, STEPS)
-        slowed = throughput(constants, cluster._replace(slow=2.0), clients, STEPS)
-        row = [machines, cluster.total, clients, f"{clients * STEPS / even:.2f}", f"{even:.0f}"]
-        rows.append([str(cell) for cell in row] + [f"{even / ideal:.2f}", f"{slowed / ideal:.2f}"])
-        table.add_row(*rows[-1])
-    console.print(table)
-    return rows
+    sections = {
+        "constants": (["measured", ""], constants.rows()),
+        "check": (CHECKED, check(constants, data)),
+        "clusters": (SIMULATED, larger(constants)),
+    }
+    console = Console(width=120)
+    for name, (columns, rows) in sections.items():
+        table = Table(*columns, box=None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        if options.write_docs:
+            pages.write_section(name, pages.markdown(columns, rows), pages.SCALE)
 
 
 if __name__ == "__main__":

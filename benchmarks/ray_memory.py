@@ -1,4 +1,4 @@
-"""Is memory flat? Run: python benchmarks/ray_memory.py [--clients K] [--per-round M] [--rounds T]
+"""Is memory flat? Run: python benchmarks/ray_memory.py [--clients K] [--rounds T] [--write-docs]
 
 Trains logistic regression on a packed store of a million clients, a thousand in a round, on two
 Ray actors, and prints the memory of the driver, of an actor and of Ray's object store after
@@ -10,8 +10,10 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pages
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -24,7 +26,18 @@ from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.runtime import RayRuntime
 
 FEATURES, CLASSES, SAMPLES = 16, 10, 2
+COLUMNS = ["round", "driver, MB", "an actor, MB", "object store, MB", "ms a round"]
 CONSOLE = Console()
+
+
+class Row(NamedTuple):
+    """Megabytes after a round, and the time of a round since the row before."""
+
+    round: int
+    driver: float
+    actor: float
+    store: float
+    milliseconds: float
 
 
 def pack(folder: Path, clients: int) -> None:
@@ -62,52 +75,69 @@ def object_store_mb() -> float:
     return stats.store_stats.object_store_bytes_used / 2**20
 
 
+def rows_of(data: fedmom.FederatedData, per_round: int, rounds: int) -> list[Row]:
+    """Train, and return the memory after every tenth of the rounds."""
+    model = fedmom.build_model("logreg", data.features)
+    method = fedmom.Algorithm(fedmom.fedmom(), rule=fedmom.mean("cohort"))
+    workload = Workload(data, model, fedmom.LocalWork(lr=0.01, steps=2), method)
+    runtime = RayRuntime(workload, actors=2, sums=True)
+    actor, every, rows = runtime.actors()[0][1], max(1, rounds // 10), []
+    began = time.perf_counter()
+    for _, record in fedmom.train(
+        fedmom.start(model, method),
+        runtime,
+        method,
+        pace=fedmom.synchronous(fedmom.uniform(data.train.size), per_round),
+        samples=data.train.size,
+        rounds=rounds,
+    ):
+        if record.round % every == 0:
+            took = 1000 * (time.perf_counter() - began) / every
+            memory = resident_mb(os.getpid()), resident_mb(actor), object_store_mb()
+            rows.append(Row(record.round, *memory, took))
+            began = time.perf_counter()
+    runtime.close()
+    return rows
+
+
+def grown(rows: list[Row]) -> str:
+    first, last = rows[1], rows[-1]
+    return (
+        f"Grown from round {first.round} to round {last.round}: driver"
+        f" {last.driver - first.driver:+.1f} MB, actor {last.actor - first.actor:+.1f} MB, object"
+        f" store {last.store - first.store:+.1f} MB."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--per-round", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--write-docs", action="store_true", help="renew docs/scale.md")
     options = parser.parse_args()
     prepare_process()
     connect.connect()
     with tempfile.TemporaryDirectory() as folder:
         pack(Path(folder) / "store", options.clients)
         data = fedmom.load_data(str(Path(folder) / "store"))
-        model = fedmom.build_model("logreg", data.features)
-        method = fedmom.Algorithm(fedmom.fedmom(), rule=fedmom.mean("cohort"))
-        workload = Workload(data, model, fedmom.LocalWork(lr=0.01, steps=2), method)
-        runtime = RayRuntime(workload, actors=2, sums=True)
-        rounds = fedmom.train(
-            fedmom.start(model, method),
-            runtime,
-            method,
-            pace=fedmom.synchronous(fedmom.uniform(data.train.size), options.per_round),
-            samples=data.train.size,
-            rounds=options.rounds,
-        )
-        table = Table("round", "driver MB", "actor MB", "object store MB", "ms a round", box=None)
-        actor, every, seen = runtime.actors()[0][1], max(1, options.rounds // 10), []
-        began = time.perf_counter()
-        for _, record in rounds:
-            if record.round % every == 0:
-                took = (time.perf_counter() - began) / every
-                memory = (resident_mb(os.getpid()), resident_mb(actor), object_store_mb())
-                seen.append(memory)
-                table.add_row(
-                    str(record.round), *(f"{mb:.1f}" for mb in memory), f"{1000 * took:.0f}"
-                )
-                began = time.perf_counter()
-        CONSOLE.print(
-            f"{options.clients:,} clients, {options.per_round:,} in a round, {options.rounds}"
-            " rounds, two actors"
-        )
-        CONSOLE.print(table)
-        grown = [last - first for first, last in zip(seen[1], seen[-1], strict=True)]
-        CONSOLE.print(
-            f"Grown since round {2 * every}: driver {grown[0]:+.1f} MB, actor {grown[1]:+.1f} MB,"
-            f" object store {grown[2]:+.1f} MB."
-        )
-        runtime.close()
+        rows = rows_of(data, options.per_round, options.rounds)
+    said = (
+        f"{options.clients:,} clients, {options.per_round:,} in a round, {options.rounds} rounds,"
+        f" two actors. {grown(rows)}"
+    )
+    cells = [
+        [str(r.round), *(f"{x:.1f}" for x in (r.driver, r.actor, r.store)), f"{r.milliseconds:.0f}"]
+        for r in rows
+    ]
+    table = Table(*COLUMNS, box=None)
+    for row in cells:
+        table.add_row(*row)
+    CONSOLE.print(table)
+    CONSOLE.print(said)
+    if options.write_docs:
+        text = f"{pages.markdown(COLUMNS, cells)}\n{said}\n"
+        pages.write_section("memory", text, pages.SCALE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Is Ray as fast as this process? Run: python benchmarks/ray_speed.py [--repeats N] [--json FILE]
+"""Is Ray as fast as this process? Run: python benchmarks/ray_speed.py [--repeats N] [--write-docs]
 
 Trains LeNet-5 (H=22, batches of 10) on the same clients with the local runtime, with two actors
 of one core and with one, in turn, and prints throughput as a ratio to the local runtime's of the
@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import jax
+import pages
 import work as w
 from ours import population
 from rich.console import Console
@@ -33,6 +34,13 @@ STEPS = w.WORKS[WORK].steps
 CLIENT_STEPS = 4_400  # in the timed part of a measurement, about
 SIZES = (100, 10)
 WAYS = ("local", "ray, 2 actors", "ray, 1 actor")
+COLUMNS = [
+    "M",
+    "local, ms per client-step",
+    "two actors / local",
+    "one actor / local",
+    "two actors / one",
+]
 COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
@@ -105,14 +113,41 @@ def child(way: str, environment: dict[str, str]) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ratios(found: dict[str, list[float]], way: str, to: str) -> float:
-    return statistics.median(a / b for a, b in zip(found[way], found[to], strict=True))
+def ratios(found: dict[str, list[float]], way: str, to: str) -> str:
+    """Return the median ratio of two ways, and the lowest and highest of all repeats."""
+    each = [a / b for a, b in zip(found[way], found[to], strict=True)]
+    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
+
+
+def row(size: int, found: dict[str, list[float]]) -> list[str]:
+    return [
+        str(size),
+        f"{1000 / statistics.median(found['local']):.3f}",
+        *(ratios(found, way, "local") for way in WAYS[1:]),
+        ratios(found, WAYS[1], WAYS[2]),
+    ]
+
+
+def first_rounds(repeats: int) -> list[str]:
+    """Return what first rounds take, each in a process of its own, as sentences."""
+    said = []
+    for name, environment in (("programs kept on disk", {}), ("compiling", COLD)):
+        pairs = [[child(way, environment) for way in WAYS[:2]] for _ in range(repeats)]
+        here = statistics.median(local["in_all"] for local, _ in pairs)
+        up, whole = (
+            statistics.median(ray[key] for _, ray in pairs) for key in ("with_actors_up", "in_all")
+        )
+        said.append(
+            f"First round, {name}: local {here:.2f} s; two actors {up:.2f} s ({up / here:.2f}"
+            f" times) once they are up, {whole:.2f} s with their start."
+        )
+    return said
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--write-docs", action="store_true", help="renew docs/scale.md")
     parser.add_argument("--first", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     prepare_process()
@@ -120,30 +155,19 @@ def main() -> None:
         first_round(options.first)
         return
     connect.connect()
-    data, console = population(WORK), Console()
-    measured: dict[str, object] = {}
-    table = Table("M", "local", *(f"{way} / local" for way in WAYS[1:]), "2 actors / 1", box=None)
-    for size in SIZES:
-        found = throughput(size, options.repeats, data)
-        measured[f"M={size}"] = found
-        table.add_row(
-            str(size),
-            f"{1000 / statistics.median(found['local']):.3f} ms",
-            *(f"{ratios(found, way, 'local'):.2f}" for way in WAYS[1:]),
-            f"{ratios(found, WAYS[1], WAYS[2]):.2f}",
-        )
-    console.print("Throughput (local: milliseconds per client-step)")
-    console.print(table)
+    data, console = population(WORK), Console(width=120)
+    rows = [row(size, throughput(size, options.repeats, data)) for size in SIZES]
     connect.package().shutdown()
-    for name, environment in (("compiled before", {}), ("compiling", COLD)):
-        here, there = (child(way, environment) for way in WAYS[:2])
-        measured[f"first round, {name}"] = {"local": here, "ray": there}
-        console.print(
-            f"First round, {name}: local {here['in_all']:.2f} s; Ray {there['with_actors_up']:.2f}"
-            f" s with its actors up, {there['in_all']:.2f} s with their start."
-        )
-    if options.json:
-        options.json.write_text(json.dumps(measured, indent=2))
+    table = Table(*COLUMNS, box=None)
+    for cells in rows:
+        table.add_row(*cells)
+    console.print(table)
+    said = first_rounds(repeats=3)
+    for sentence in said:
+        console.print(sentence)
+    if options.write_docs:
+        listed = "".join(f"- {sentence}\n" for sentence in said)
+        pages.write_section("speed", f"{pages.markdown(COLUMNS, rows)}\n{listed}", pages.SCALE)
 
 
 if __name__ == "__main__":

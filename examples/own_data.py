@@ -27,7 +27,7 @@ def points():
 
 
 def files(folder, table):
-    """The same as files; and pictures that are bright or dark, and texts."""
+    """The same as files; and images that are bright or dark, and texts."""
     table.to_csv(folder / "points.csv", index=False)
     table.to_parquet(folder / "points.parquet")
     rng = np.random.default_rng(1)

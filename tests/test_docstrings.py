@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 import fedmom
+from fedmom import theory
 from fedmom.core.registry import Registry
 
 SOURCE = Path(fedmom.__file__).parent
-PUBLIC = [name for name in fedmom.__all__ if not isinstance(getattr(fedmom, name), Registry)]
+PUBLIC = {
+    name: value
+    for module in (fedmom, theory)
+    for name in module.__all__
+    if not isinstance(value := getattr(module, name), Registry)
+}
 FILES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text()]
 
 
@@ -33,7 +39,7 @@ def test_examples_run(file):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_have_arguments_returns_and_an_example(name):
-    value = getattr(fedmom, name)
+    value = PUBLIC[name]
     value = value if callable(value) else type(value)
     text = inspect.getdoc(value)
     assert text

@@ -45,6 +45,16 @@ def test_no_name_is_there_twice():
     assert len(set(fedmom.__all__)) == len(fedmom.__all__)
 
 
+def test_no_two_classes_have_one_name():
+    """Whoever searches for a class finds one."""
+    homes = {}
+    for path in sorted(Path(fedmom.__file__).parent.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 def test_importing_the_package_loads_nothing_else():
     code = "import sys, fedmom; print(sorted(n for n in sys.modules if n.startswith('fedmom.')))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,6 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 import fedmom
+import fedmom.theory
 from fedmom.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
@@ -71,8 +72,10 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 def test_every_public_name_is_in_the_reference_once(site):
     pages = sorted((DOCS / "reference").glob("*.md"))
-    named = re.findall(r"^::: fedmom\.(\w+)$", "\n".join(p.read_text() for p in pages), re.M)
-    assert sorted(named) == sorted(fedmom.__all__)
+    named = re.findall(r"^::: fedmom\.([\w.]+)$", "\n".join(p.read_text() for p in pages), re.M)
+    assert sorted(named) == sorted(
+        [*fedmom.__all__, *(f"theory.{name}" for name in fedmom.theory.__all__)]
+    )
     text = "".join(page.read_text() for page in site.glob("reference/*.html"))
     for name in named:
         assert f'id="fedmom.{name}"' in text, name

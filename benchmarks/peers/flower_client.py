@@ -8,7 +8,7 @@ import torch
 import work as w
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch_nets import build, flatten, train_client
+from torch_nets import build, flatten, plain_step, train_client
 
 app = ClientApp()
 
@@ -21,17 +21,17 @@ def setup(name):
     x, y = (torch.from_numpy(np.load(f"{folder}/{n}.npy", mmap_mode="c")) for n in "xy")
     if name == "lstm":
         x = x.unfold(1, w.LENGTH, 1)  # the text, as overlapping windows
-    return net, flatten(net), x, y
+    return plain_step(net), flatten(net), x, y
 
 
 @app.train()
 def train(message, context):
     name = os.environ["BENCHMARK_WORK"]
-    net, local, x, y = setup(name)
+    step, local, x, y = setup(name)
     (server,) = message.content["arrays"].to_numpy_ndarrays()
     local.copy_(torch.from_numpy(server))
     k = context.node_config["partition-id"]
-    train_client(name, net, x[k], y[k])
+    train_client(name, step, x[k], y[k])
     content = RecordDict(
         {
             "arrays": ArrayRecord([local.numpy()]),

@@ -75,12 +75,45 @@ def flatten(net):
     return flat
 
 
-def train_client(name, net, x, y):
-    """H steps of SGD on random batches of one client."""
+def options():
+    """The command line, with what PyTorch's programs add to it."""
+    return w.arguments(lambda parser: parser.add_argument("--compile", action="store_true"))
+
+
+def step_of(net, *, compiled):
+    """Return a step of SGD on a batch: as PyTorch runs it line by line, or compiled as a whole."""
+    return compiled_step(net) if compiled else plain_step(net)
+
+
+def plain_step(net):
     parameters = list(net.parameters())
-    for rows in torch.randint(len(y), (w.WORKS[name].steps, w.BATCH)):
-        inputs, labels = batch(name, x, y, rows)
+
+    def step(inputs, labels):
         loss = F.cross_entropy(net(inputs), labels)
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             torch._foreach_add_(parameters, gradients, alpha=-w.LR)
+
+    return step
+
+
+def compiled_step(net):
+    """Loss, gradient and update in one graph: the loss alone takes longer than uncompiled."""
+    weights = {name: p.detach() for name, p in net.named_parameters()}  # in the net's memory
+
+    def loss(weights, inputs, labels):
+        return F.cross_entropy(torch.func.functional_call(net, weights, (inputs,)), labels)
+
+    def step(inputs, labels):
+        gradients = torch.func.grad(loss)(weights, inputs, labels)
+        torch._foreach_add_(
+            list(weights.values()), [gradients[name] for name in weights], alpha=-w.LR
+        )
+
+    return torch.compile(step)
+
+
+def train_client(name, step, x, y):
+    """H steps of SGD on random batches of one client."""
+    for rows in torch.randint(len(y), (w.WORKS[name].steps, w.BATCH)):
+        step(*batch(name, x, y, rows))

@@ -5,27 +5,29 @@ import os
 
 import numpy as np
 import torch
+import torch_nets
 import work as w
-from torch_nets import build, flatten, tensors, train_client
+from torch_nets import build, flatten, step_of, tensors, train_client
 
 
-def serve(name, x, y, server, total, pipe):
+def serve(options, x, y, server, total, pipe):
     """Train the clients that come through the pipe; leave the sum of their models."""
     torch.set_num_threads(1)
     torch.manual_seed(os.getpid())
-    net = build(name)
+    net = build(options.work)
     local = flatten(net)
+    step = step_of(net, compiled=options.compile)
     while (clients := pipe.recv()) is not None:
         total.zero_()
         for k in clients:
             local.copy_(server)
-            train_client(name, net, x[k], y[k])
+            train_client(options.work, step, x[k], y[k])
             total.add_(local)
         pipe.send(True)
 
 
 def main():
-    options = w.arguments()
+    options = torch_nets.options()
     torch.set_num_threads(1)
     x, y = tensors(options.work)
     server = flatten(build(options.work)).share_memory_()
@@ -35,7 +37,7 @@ def main():
         total = torch.zeros_like(server).share_memory_()
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=serve, args=(options.work, x, y, server, total, theirs), daemon=True
+            target=serve, args=(options, x, y, server, total, theirs), daemon=True
         )
         process.start()
         workers.append((ours, total))

@@ -124,3 +124,24 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
     with pytest.raises(FedMomError, match="There is no setting 'rouns'"):
         fedmom.run(**SMALL, rouns=9, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: fedmom.compare("fedavg", **SMALL), r"algorithms is 'fedavg'\. Give a list"),
+        (lambda: fedmom.compare([], **SMALL), r"algorithms is \[\]\. Give a list"),
+        (lambda: fedmom.sweep({"lr": 0.1}, **SMALL), r"lr is 0\.1\. Give a list of values"),
+        (lambda: fedmom.report([]), "no run to report on"),
+    ],
+)
+def test_what_is_not_a_list_is_refused_in_a_sentence(call, sentence):
+    with pytest.raises(FedMomError, match=sentence):
+        call()
+
+
+@pytest.mark.parametrize("callbacks", [print, [3]])
+def test_callbacks_are_a_list_of_functions(callbacks, tmp_path):
+    with pytest.raises(FedMomError, match="Give a list of functions"):
+        fedmom.run(**SMALL, rounds=1, callbacks=callbacks, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,10 @@
 """The command line, called in this process: for what it prints, and for what it refuses."""
 
+import html
+import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +12,9 @@ from click.testing import CliRunner
 from fedmom.cli import main as front
 from fedmom.cli import output, start
 from fedmom.core.errors import FedMomError
+
+SMALL = ["--data=synthetic:clients=6", "--rounds=6", "--eval-every=3", "--lr=0.001"]
+TOO_LARGE = ["--data=synthetic:clients=6", "--rounds=6", "--eval-every=3", "--lr=1e30"]
 
 
 def invoke(*args):
@@ -48,3 +54,18 @@ def main(monkeypatch, capsys, *args):
             signal.signal(number, handler)
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def page(path):
+    """The words of a page, as a reader sees them."""
+    text = Path(path).read_text(encoding="utf-8")
+    body = text[text.index("<body") :]
+    body = re.sub(r"(?s)<script.*?</script>|<style.*?</style>", " ", body)
+    return words(html.unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def table(text):
+    """The rows of the table that a command prints, as lists of words, by the run's name."""
+    lines = [line.split() for line in text.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line[:3] == ["run", "loss", "accuracy"])
+    return {line[0]: line for line in lines[start + 1 :] if line}

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,11 @@ DATA = "synthetic:clients=3,alpha=0.5"
 
 def fedmom(*words):
     return [sys.executable, "-m", "fedmom", *map(str, words)]
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Field:
@@ -46,15 +52,15 @@ class Field:
         for process in self._processes.values():
             process.wait()
 
-    def start(self, name, *words):
-        """Start a command of ours; what it prints is kept."""
+    def start(self, name, *words, command=None, env=None):
+        """Start a command of ours, or another one; what it prints is kept."""
         with self.output(name).open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                fedmom(*words),
+                command or fedmom(*words),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env={**os.environ, "FEDMOM_CACHE": str(self.folder / "cache")},
+                env={**(env or os.environ), "FEDMOM_CACHE": str(self.folder / "cache")},
                 start_new_session=True,
             )
         return self._processes[name]
@@ -63,12 +69,27 @@ class Field:
         self.start("server", "deploy", "server", self.path)
         self.wait(lambda: "is ready" in self.printed("server"), "the server")
 
-    def device(self, number, *, data=DATA, client=None, folder=None):
+    def device(self, number, *more, data=DATA):
         """Start device 1, 2, ..., which has the data of client 0, 1, ..."""
-        place = folder or self.path / "devices" / f"device-{number}"
-        client = number - 1 if client is None else client
-        words = ("deploy", "device", place, "--data", data, "--client", client)
+        place = self.path / "devices" / f"device-{number}"
+        words = ("deploy", "device", place, "--data", data, "--client", number - 1, *more)
         return self.start(f"device-{number}", *words)
+
+    def front(self):
+        """Start nginx as the deployment's own configuration says, at another port; return where."""
+        outside, inside = free_port(), self.deployment.listen.partition(":")[2]
+        conf = self.path / "server" / "nginx.conf"
+        text = conf.read_text().replace(f"listen {inside}", f"listen {outside}")
+        conf.with_name("front.conf").write_text(text)
+        with self.output("nginx").open("ab") as output:
+            self._processes["nginx"] = subprocess.Popen(
+                ["nginx", "-c", str(conf.with_name("front.conf"))],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.wait(lambda: listens(outside), "nginx")
+        return f"127.0.0.1:{outside}"
 
     def run(self, out, *words, name="run"):
         return self.start(name, "deploy", "run", self.path, "--out", self.folder / out, *words)
@@ -78,6 +99,11 @@ class Field:
 
     def printed(self, name):
         return self.output(name).read_text(errors="replace") if self.output(name).exists() else ""
+
+    def end(self, name):
+        """Ctrl-C; return the exit code."""
+        self._processes[name].send_signal(signal.SIGINT)
+        return self._processes[name].wait(PATIENCE)
 
     def kill(self, name, *, all_of=None):
         """SIGKILL a command and all that it has started: a power cut."""

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -11,12 +12,16 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedmom.flower import programs
+from tests.deploy.field import PATIENCE, Field
 from tests.runtimes.device_grid import LoopGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_pytorch"
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
 def test_the_pytorch_app_learns_and_goes_on(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
@@ -39,3 +44,30 @@ def test_the_pytorch_app_learns_and_goes_on(monkeypatch, tmp_path, capsys):
     assert "accuracy" not in capsys.readouterr().out
     for name in [n for n in sys.modules if n.startswith("pytorchapp")]:
         del sys.modules[name]
+
+
+@pytest.mark.slow
+def test_the_pytorch_app_runs_on_real_nodes(tmp_path):
+    """As its README says, with a second run that goes on where the first one ended."""
+
+    def run(rounds):
+        command = ["flwr", "run", str(EXAMPLE), "--stream", "--run-config", f"rounds={rounds}"]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=4 * PATIENCE,
+            env=programs.environment(field.path / "server" / "flwr"),
+        )
+        return re.findall(r"round (\d+): accuracy", done.stdout), done.stdout + done.stderr
+
+    with Field(tmp_path) as field:
+        field.server()
+        for number in (1, 2, 3):
+            field.device(number)
+        told, printed = run(2)
+        assert told == ["1", "2"], printed + field.all_printed()
+        told, printed = run(4)
+        assert told == ["3", "4"], printed
+        assert "Going on after round 2" in printed

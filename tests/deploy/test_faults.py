@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from fedmom.core.errors import FedMomError
 from fedmom.flower import layout
 from fedmom.flower.control import Control
-from fedmom.flower.programs import free_port
+from tests.conftest import ROOT
 from tests.deploy.field import DATA, PATIENCE, Field, fedmom
 from tests.deploy.test_deployment import assert_same_run, lines, options, simulated
 
 pytestmark = pytest.mark.slow
+EXAMPLES = ROOT / "examples"
 HOW = {"rounds": 6, "clients-per-round": 2, "eval-every": 3}
 LONG = 600.0
 
@@ -80,6 +80,25 @@ def test_a_device_that_was_killed_returns_under_its_identity(field, tmp_path):
     assert_same_run(out, simulated(tmp_path / "simulated", **HOW))
 
 
+def test_what_a_method_remembers_survives_a_restart_of_its_device(field, tmp_path, monkeypatch):
+    """SCAFFOLD, from a file of the app: its clients' states are on the devices."""
+    shutil.copy(EXAMPLES / "own_method.py", field.path / "app" / "fedmom_app" / "methods.py")
+    how = {"rounds": 4, "clients-per-round": 3, "eval-every": 4, "server-lr": 1.0}
+    method = "@fedmom_app.methods.scaffold:share=1.0"
+    runtime = "flower:devices=3,least=3,deadline=60"
+    field.run("run", *options(**how, algorithm=method, runtime=runtime))
+    out = field.folder / "run"
+    begun(field, out, 2)
+    assert field.end("device-2") == 130
+    field.device(2)
+    assert field.finished(patience=LONG) == 0, field.all_printed()
+    states = field.path / "devices" / "device-2" / "state"
+    assert list(states.rglob("round-00000003.safetensors"))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    same = simulated(tmp_path / "simulated", **how, algorithm="@own_method.scaffold:share=1.0")
+    assert_same_run(out, same)
+
+
 def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
     """An unregistered key, another CA, and no TLS: as programs, in sentences."""
     other = layout.create(tmp_path / "other", field.deployment.address, 1)
@@ -120,31 +139,18 @@ def test_a_trial_without_tls_on_one_machine(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_behind_nginx_devices_reach_the_fleet_api_and_nothing_else(tmp_path):
-    """An outsider with the CA's certificate can neither register a node nor start a run."""
+def test_devices_train_through_nginx(tmp_path):
+    """With a model of 1.2 MB, which nginx would put into files of its own if it were let."""
     with Field(tmp_path, 2) as field:
-        port = free_port()
-        conf = field.path / "server" / "nginx.conf"
-        inside = field.deployment.listen.partition(":")[2]
-        conf.write_text(conf.read_text().replace(f"listen {inside} ssl", f"listen {port} ssl"))
-        nginx = subprocess.Popen(["nginx", "-c", str(conf)], start_new_session=True)
-        try:
-            field.server()
-            outside = f"127.0.0.1:{port}"
-            for number in (1, 2):
-                place = field.path / "devices" / f"device-{number}"
-                words = ("--data", DATA, "--client", number, "--server", outside)
-                field.start(f"device-{number}", "deploy", "device", place, *words)
-            field.run("run", *options(rounds=2, runtime="flower:devices=2"))
-            assert field.finished(patience=LONG) == 0, field.all_printed()
-            stranger = layout.Deployment(field.path, outside, outside, insecure=False)
-            with Control(stranger) as control:
-                for attempt in (control.register_keys, lambda: control.start({}), control.nodes):
-                    with pytest.raises(FedMomError, match="403"):
-                        attempt()
-        finally:
-            os.killpg(nginx.pid, signal.SIGTERM)
-            nginx.wait()
+        field.server()
+        outside = field.front()
+        for number in (1, 2):
+            field.device(number, "--server", outside)
+        wide = options(rounds=2, model="mlp:hidden=4096", runtime="flower:devices=2")
+        field.run("run", *wide)
+        assert field.finished(patience=LONG) == 0, field.all_printed()
+        rows = lines(field.folder / "run", "rounds.jsonl")
+        assert [row["replies"] for row in rows] == [2, 2]
 
 
 HOSTILE = """
@@ -154,7 +160,7 @@ from flwr.clientapp import ClientApp
 
 from fedmom.flower.device_end import respond as honest
 
-KINDS = ["nan", "huge", "names", "shape", "samples", "type"]
+KINDS = ["nan", "huge", "names", "shape", "samples", "type", "raises"]
 app = ClientApp()
 
 
@@ -169,6 +175,8 @@ def respond(message, context):
 
 
 def spoil(message, reply, kind):
+    if kind == "raises":
+        raise OSError("sample 17 of /home/ann/secret.npz")
     update = {name: array.numpy() for name, array in reply.content["update"].items()}
     facts = dict(reply.content["facts"])
     if kind == "nan":
@@ -190,16 +198,26 @@ def spoil(message, reply, kind):
 
 def test_hostile_devices_are_left_out_and_the_run_goes_on(field):
     (field.path / "app" / "fedmom_app" / "client_app.py").write_text(HOSTILE)
-    how = {"rounds": 6, "clients-per-round": 3, "eval-every": 6}
+    how = {"rounds": 7, "clients-per-round": 3, "eval-every": 7}
     field.run("run", *options(**how, runtime="flower:devices=3,deadline=120"))
     assert field.finished(patience=LONG) == 0, field.all_printed()
     rows = lines(field.folder / "run", "rounds.jsonl")
-    assert [row["replies"] for row in rows] == [2] * 6
+    assert [row["replies"] for row in rows] == [2] * 7
     reasons = [row["rejected"] for row in rows]
     assert all(len(rejected) == 1 and rejected[0][0] == 2 for rejected in reasons)
     told = " | ".join(rejected[0][1] for rejected in reasons)
     for part in ("not finite", "bytes", "names", "shape", "float64", "it claims 1000000000"):
         assert part in told
+    assert "OSError" in told
+    kept = [
+        *(field.path / "server").glob("*.*"),
+        *field.folder.glob("run/**/*"),
+        field.output("run"),
+    ]
+    for file in kept:  # Flower's database and logs, the run's folder, what the run printed
+        assert not file.is_file() or b"secret.npz" not in file.read_bytes()
+    device = field.path / "devices" / "device-3" / "supernode.log"
+    assert "secret.npz" in device.read_text()  # its owner may know
 
 
 def test_a_soak_with_devices_that_leave_and_come(field):
@@ -207,13 +225,14 @@ def test_a_soak_with_devices_that_leave_and_come(field):
     seconds = float(os.environ.get("FEDMOM_SOAK_SECONDS", "1800"))
     how = {"rounds": 100_000, "clients-per-round": 2, "eval-every": 10}
     field.run("run", *options(**how, runtime="flower:devices=3,deadline=20"))
-    out, chance = field.folder / "run", random.Random(1)
+    out, chance, kills = field.folder / "run", random.Random(1), 0
     begun(field, out)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         number = chance.randint(1, 3)
         before = len(lines(out, "rounds.jsonl"))
         field.kill(f"device-{number}", all_of=field.path / "devices" / f"device-{number}")
+        kills += 1
         time.sleep(chance.uniform(0, 20))
         field.device(number)
         field.wait(lambda: len(lines(out, "rounds.jsonl")) > before, "another round", LONG)  # noqa: B023
@@ -221,3 +240,7 @@ def test_a_soak_with_devices_that_leave_and_come(field):
     rows = lines(out, "rounds.jsonl")
     assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
     assert all(1 <= row["replies"] <= 2 for row in rows)
+    whole = sum(row["replies"] == 2 for row in rows)
+    again = sum(event["event"] == "repeated" for event in lines(out, "devices.jsonl"))
+    print(f"{seconds:.0f} s, {kills} kills: {len(rows)} rounds, {whole} whole, {again} repeated")
+    assert whole > 0

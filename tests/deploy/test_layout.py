@@ -9,14 +9,16 @@ import tomllib
 import numpy as np
 import pytest
 from cryptography import x509
+from flwr.app import Context, Message, RecordDict
 from flwr.cli.config_utils import load_and_validate
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
 from fedmom.data.save import save_store
 from fedmom.flower import certificates, layout, node, programs
 from fedmom.flower.control import packed_app, settings_of
-from fedmom.flower.device_end import own_data
+from fedmom.flower.device_end import own_data, respond
 from fedmom.flower.run_process import follow
 from fedmom.reports import devices as device_table
 from fedmom.runtimes.devices import journal
@@ -62,7 +64,7 @@ def test_tls_and_keys_are_the_default_of_every_program(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
     device = layout.open_device(tmp_path / "fl" / "devices" / "device-1")
     server = programs.superlink(deployment)
-    supernode = programs.supernode(device, 9101, "mine.npz", None, device.address)
+    supernode = programs.supernode(device, 9101, "mine.npz", None)
     assert "--enable-supernode-auth" in server
     assert "--auth-supernode-private-key" in supernode
     assert "--insecure" not in server + supernode
@@ -73,7 +75,10 @@ def test_insecure_is_for_one_machine(tmp_path):
     assert "10.0.0.1 is another" in text
     invoke("deploy", "init", tmp_path / "b", "--insecure")
     assert "--insecure" in programs.superlink(layout.open_deployment(tmp_path / "b"))
-    facts = tmp_path / "b" / "devices" / "device-1" / "device.toml"
+    device = tmp_path / "b" / "devices" / "device-1"
+    text = refused("deploy", "device", device, "--data", "synthetic", "--server", "10.0.0.1:8443")
+    assert "insecure is for trials on one machine, and 10.0.0.1 is another" in text
+    facts = device / "device.toml"
     facts.write_text(facts.read_text().replace("127.0.0.1", "10.0.0.1"))
     with pytest.raises(FedMomError, match="insecure is for trials"):
         layout.open_device(facts.parent)
@@ -232,6 +237,23 @@ def test_a_device_is_one_client(tmp_path):
         own_data({})
 
 
+def test_a_folder_that_cannot_be_used_is_told_by_the_errors_name(tmp_path, capsys):
+    """Whatever goes wrong on a device, with our node or with Flower's: its text stays there."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    (tmp_path / "secret").touch()
+    where = {"data": "synthetic:clients=1", "folder": str(tmp_path / "secret" / "device")}
+    context = Context(
+        run_id=1, node_id=1, node_config=where, state=RecordDict(), run_config={}, series_id=1
+    )
+    message = Message(RecordDict(), 1, "query")
+    message.metadata.__dict__["_message_id"] = "question"
+    reply = respond(message, context)
+    assert reply.error.reason == "NotADirectoryError on the device, whose own log says more"
+    assert "secret" in capsys.readouterr().err
+    told = node.by_name(1, "<class 'OSError'>:<'No space left on device: /home/ann/x.npz'>")
+    assert (told.code, told.reason) == (1, "<class 'OSError'>")
+
+
 def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
     (tmp_path / journal.DEVICES).write_text(
         '{"run": "ab", "features": ["vector", [2], 2], "devices": ['
@@ -240,10 +262,12 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
     )
     write = journal.writer(tmp_path)
     for event in (
+        {"event": "online", "clients": [0, 1]},
         {"event": "asked", "client": 0, "round": 1},
         {"event": "asked", "client": 1, "round": 1},
         {"event": "answered", "client": 0, "round": 1, "seconds": 2.0},
         {"event": "failed", "client": 1, "round": 1, "reason": "it is offline"},
+        {"event": "online", "clients": [0]},
         {"event": "repeated", "round": 1, "clients": [1]},
         {"event": "asked", "client": 1, "round": 1},
         {"event": "answered", "client": 1, "round": 1, "seconds": 4.0},
@@ -256,6 +280,7 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
     assert table.rows[0][:6] == ["ann", "1,200", "1", "1", "2.0", "0"]
     assert table.rows[0][-1] == "its update is not finite"
     assert table.rows[1][:6] == ["bob", "7", "2", "2", "2.5", "1"]
+    assert [row[6] for row in table.rows] == ["online", "offline"]
     assert table.rows[1][-2:] == ["trained, round 2", "it is offline"]
     assert table.note.endswith(": 1.")
     assert device_table.grid(tmp_path / "elsewhere", {}) is None

@@ -114,6 +114,7 @@ BAD = {
     "type": lambda arrays, metrics: ({**arrays, "w": arrays["w"].astype(np.float64)}, metrics),
     "no samples": lambda arrays, _: (arrays, {"loss": 1.0}),
     "half a sample": lambda arrays, m: (arrays, {**m, "num-examples": 0.5}),
+    "more than is believed": lambda arrays, m: (arrays, {**m, "num-examples": 10**6 + 1}),
 }
 
 
@@ -160,5 +161,7 @@ def test_auto_is_k_over_m():
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(FedMomError, match="clients_per_round 0"):
         FedMom(clients_per_round=0)
+    with pytest.raises(FedMomError, match="max_samples 0"):
+        FedMom(max_samples=0)
     with pytest.raises(FedMomError, match="min_available_nodes 1"):
         FedMom(clients_per_round=2, min_available_nodes=1)

@@ -70,16 +70,17 @@ def test_each_of_several_datasets_is_loaded_once(tmp_path, counted):
 
 
 def test_a_comparison_that_was_stopped_goes_on_to_the_same_bits(tmp_path, counted):
-    compare.compare(tmp_path / "w", compare.create(tmp_path / "w", configs(), "l.json"), plainly)
+    whole = compare.create(tmp_path / "w", configs(), compare.LIST)
+    compare.compare(tmp_path / "w", whole, plainly)
 
     def stopped(folder, experiment, name):
         return execute(folder, experiment, [StopAt(round_=7)] if name == "fedavg" else [])
 
-    experiments = compare.create(tmp_path / "c", configs(), "l.json")
+    experiments = compare.create(tmp_path / "c", configs(), compare.LIST)
     with pytest.raises(KeyboardInterrupt):
         compare.compare(tmp_path / "c", experiments, stopped)
     counted["load"].clear()
-    again = compare.reopen(tmp_path / "c", "l.json")
+    again = compare.reopen(tmp_path / "c", compare.LIST)
     assert {n: e.config for n, e in again.items()} == {n: e.config for n, e in experiments.items()}
     found = compare.compare(tmp_path / "c", again, plainly)
     assert counted["load"] == [SMALL["data"]]

@@ -131,14 +131,17 @@ def test_one_that_diverges_or_cannot_run_does_not_stop_the_rest(tmp_path):
     assert "is damaged" in str(damaged)
 
 
-def test_an_error_of_the_program_stops_all_and_is_not_hidden(tmp_path):
+def test_an_error_of_the_program_is_raised_once_the_others_have_ended(tmp_path):
     experiments = compare.create(tmp_path / "s", sweep.cells(SMALL, {"seed": [0, 1]}), sweep.LIST)
 
-    def broken(_path, _rounds):
-        raise ZeroDivisionError
+    def broken(path, _rounds):
+        if path.name == "seed0":
+            raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         side_by_side(tmp_path / "s", experiments, broken)
+    assert results.read(tmp_path / "s" / "seed1").finished
+    assert not results.read(tmp_path / "s" / "seed0").finished
 
 
 def test_a_sweep_that_was_stopped_goes_on_to_the_same_bits(tmp_path):

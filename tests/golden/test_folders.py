@@ -156,7 +156,7 @@ def test_advice_shows_what_they_found(copied, tmp_path):
 def paper_scale():
     values = dict(PAPER_SCALE)
     for task in ("femnist", "shakespeare"):
-        values[task] = plan.Task(**values[task])
+        values[task] = plan.PaperTask(**values[task])
     values["variants"] = tuple(getattr(plan, name) for name in values["variants"])
     return plan.Scale(**values)
 

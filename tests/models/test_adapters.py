@@ -185,7 +185,7 @@ def test_a_net_sees_inputs_of_the_datas_type():
 @pytest.mark.parametrize(
     ("net", "options", "says"),
     [
-        (3, {}, "3 is no net that is known here"),
+        (3, {}, "3 is not a net"),
         (type(linen_net()), {}, "Net is a class of linen. Give an instance of it"),
         (lambda key: {"w": key}, {}, "returns dict for a key, not an equinox module"),
         ((draw, draw), {"state": "locally"}, "state 'locally' is neither average nor local"),

@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import fedmom
-from fedmom.cli import progress
+from fedmom.api import progress
 from fedmom.cli.report import report
 from fedmom.data.federated import FederatedData, Split, aligned
 from fedmom.experiments import build, logs, pairs, settings
@@ -85,7 +85,7 @@ def test_tables_curves_lines_and_pages_show_them(regression, tmp_path):
     _, run, printed = regression
     last = run.last("test", "mse"), run.last("test", "mae")
     assert f"mse {last[0]:.4f} mae {last[1]:.4f}" in printed.splitlines()[-1]
-    assert progress.short_summary(list(run.evals[-1:])) == f"test mse {last[0]:.3f}"
+    assert progress.score(run.evals[-1]) == f"test mse {last[0]:.3f}"
     groups = [Group("ours", [run])]
     grid = tables.grid(groups, target(groups))
     shown = dict(zip(grid.columns, grid.rows[0], strict=True))

@@ -159,3 +159,18 @@ def test_mistakes_are_sentences(tmp_path, monkeypatch):
         CliRunner().invoke(
             cli, ["paper", "fig2", "--femnist", "nowhere.npz"], catch_exceptions=False
         )
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tiny):
+    """Its checkpoint is damaged; what it is about is said once all others have ended."""
+    cache = runner.Cache(tiny / "out/runs", TINY)
+    failing, *others = plan.wanted(TINY, ["fig3"], cache.choose, 1)
+    RunFolder.create(cache.path(failing), prepare(failing).config)
+    checkpoint = cache.path(failing) / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "checkpoint.json").write_text("damaged")
+    with pytest.raises(FedMomError, match="is damaged"):
+        make(tiny / "out", TINY, ["fig3"], QUIET)
+    after = runner.Cache(tiny / "out/runs", TINY)
+    assert others
+    assert all(after.result(config) is not None for config in others)

@@ -10,7 +10,7 @@ TINY = plan.Scale(
     name="quick",
     rounds=12,
     eval_every=2,
-    femnist=plan.Task(
+    femnist=plan.PaperTask(
         name="FEMNIST",
         data="images.npz",
         settings={"model": "logreg", "local-epochs": 1, "eval-samples": 100},
@@ -22,7 +22,7 @@ TINY = plan.Scale(
         fedsgd_share=1,
         cost=1,
     ),
-    shakespeare=plan.Task(
+    shakespeare=plan.PaperTask(
         name="Shakespeare",
         data="texts.npz",
         settings={"model": "logreg", "local-steps": 3, "eval-samples": 100},

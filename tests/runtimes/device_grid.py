@@ -1,6 +1,8 @@
 """A Grid whose devices live in this process; messages are taken apart and put together as on a
 wire."""
 
+import hashlib
+import os
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -20,6 +22,8 @@ from fedmom.runtimes.devices.link import Link, identity
 from fedmom.runtimes.devices.population import Device, population
 from fedmom.runtimes.devices.runtime import DeviceRuntime
 from fedmom.runtimes.devices.state import StateFolder
+
+_PLACES = tempfile.TemporaryDirectory(prefix="devices")  # removed at the end of the process
 
 
 class LoopGrid(Grid):
@@ -85,11 +89,16 @@ def part_of(data, k):
     return replace(data, users=[data.users[k]], train=train, test=test)
 
 
+def run_name():
+    """A name for the runs of this test: its devices remember them, as long as the test goes on."""
+    return hashlib.sha256(os.environ["PYTEST_CURRENT_TEST"].encode()).hexdigest()[:16]
+
+
 def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, least=1):
     """A runtime on devices that each have one client of the workload's data."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as in a server app
     data = workload.data
-    place = Path(folder or tempfile.mkdtemp())
+    place = Path(folder or _PLACES.name)
 
     def owner(k):
         mine = part_of(data, k)
@@ -111,7 +120,7 @@ def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, 
         )
         for k in range(data.clients)
     ]
-    there = population("0123456789abcdef", data.features, known, Link(grid))
+    there = population(run_name(), data.features, known, Link(grid))
     work = Workload(there, workload.model, workload.work, workload.algorithm, workload.seed)
     runtime = DeviceRuntime(work, deadline=60.0, least=least)
     runtime.grid, runtime.owners = grid, owners

@@ -2,8 +2,12 @@
 
 import contextlib
 import gc
+import os
+import signal
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -17,3 +21,49 @@ def ray_ended():
                 warnings.simplefilter("ignore", ResourceWarning)
                 sys.modules["ray"].shutdown()
                 gc.collect()
+
+
+@contextlib.contextmanager
+def started(command, first=signal.SIGKILL, **options):
+    """Run a command beside the test; at the end it and all that it has started are ended.
+
+    ``first`` is the signal that it gets, with a minute to end by itself.
+    """
+    process = subprocess.Popen(command, **options)
+    family = {process.pid}
+    try:
+        yield process
+    finally:
+        family |= below(process.pid)
+        process.send_signal(first)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        for each in family:
+            if each == process.pid or is_alive(each):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def below(process):
+    """Return the processes that a process has started, and those that they have."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = [process]
+    for member in found:  # grows as it is read
+        found += [child for child, parent in parents.items() if parent == member]
+    return set(found[1:])
+
+
+def is_alive(process):
+    """Tell whether a process is there and has not ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z"

@@ -11,7 +11,7 @@ from fedmom.algorithms.client import capacity
 from fedmom.core.prng import clients_key
 from fedmom.data.batches import place, reader
 from fedmom.runtimes.base import Block, Failure, Snapshot, Workload
-from fedmom.runtimes.programs import Task, compiled
+from fedmom.runtimes.programs import ClientTask, compiled
 from fedmom.runtimes.scoring import Scorer
 from fedmom.runtimes.states import ClientStates
 
@@ -66,7 +66,7 @@ class Scripted:
 
     def _answer(self, client, round_, broadcast) -> Block:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
-        task = Task(client, start, size, self._work.count(round_, size), round_)
+        task = ClientTask(client, start, size, self._work.count(round_, size), round_)
         update, state, metrics = self._program(
             broadcast,
             self._states.stacked([client], broadcast),

@@ -16,6 +16,7 @@ from fedmom.runtimes.local import local
 from fedmom.training.admission import Form, malformed, unusable
 from tests import by_hand
 from tests.conftest import population
+from tests.runtimes import device_nodes
 from tests.runtimes.device_grid import devices
 from tests.runtimes.ray_end import ray_ended
 from tests.runtimes.scripted import Scripted
@@ -28,6 +29,8 @@ RUNTIMES = {
     "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
     "flower": devices,
 }
+if device_nodes.GRID is not None:  # on real nodes: tests/deploy/test_contract_on_nodes.py
+    RUNTIMES = {"flower": device_nodes.devices}
 SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
 WORKS = {"short": SHORT, "shuffled": LONG}
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
@@ -16,14 +16,15 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedmom
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
+from fedmom.flower.server_end import News
 from fedmom.runtimes.base import Block, Failure, Workload
+from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime
-from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.answer import answer
 from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
 from fedmom.runtimes.devices.link import Link
 from fedmom.runtimes.devices.population import from_json, meet, to_json
-from fedmom.runtimes.devices.runtime import terms
+from fedmom.runtimes.devices.terms import terms
 from fedmom.runtimes.local import local
 from tests.conftest import population
 from tests.runtimes.device_grid import LoopGrid, devices
@@ -72,6 +73,15 @@ def test_states_stay_on_their_devices_and_survive_restarts(data, model, tmp_path
     assert sorted(f.name for f in tmp_path.rglob("*.safetensors"))
 
 
+def test_who_is_asked_twice_before_a_round_counts_goes_on_from_its_newest_state(data, model):
+    """As in every runtime: with a buffer, a fast client may answer twice in a round."""
+    params = model_at(model)
+    runtime = devices(work(data, model, counting()))
+    for times in (1, 2, 3):
+        sent = jax.tree.map(lambda w, t=times: t * np.asarray(w), params)
+        close(asked(runtime, 0, [1], params), {1: sent})
+
+
 def test_an_owner_may_delete_the_state(data, model, tmp_path):
     params = model_at(model)
     runtime = devices(work(data, model, counting()), folder=tmp_path)
@@ -108,6 +118,26 @@ def test_a_device_tells_an_error_by_its_name_alone(data, model):
     assert "secret" in str(seen[0])  # which stays there
 
 
+def test_a_devices_own_words_cannot_steer_a_terminal(data, model):
+    """What a hostile device says of its failure is shown in a line of the run's terminal."""
+
+    def change(reply):
+        return Message(Error(2, "\x1b[2J\r\nall [/]" + 400 * "x"), reply_to=sent(reply))
+
+    def sent(reply):
+        original = message_of(RecordDict())
+        original.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+        original.metadata.dst_node_id = reply.metadata.src_node_id
+        return original
+
+    runtime = devices(work(data, model), change=change)
+    runtime._least = 0
+    runtime.ask(0, np.array([1]), model_at(model))
+    ((_, reason, _),) = list(runtime.replies())
+    assert reason.startswith("?[2J all [/]xxx")
+    assert len(reason) == link.LONGEST
+
+
 @pytest.mark.usefixtures("_no_pauses")
 def test_a_round_with_too_few_replies_is_repeated_and_recorded(data, model):
     runtime = devices(work(data, model), least=2)
@@ -121,6 +151,7 @@ def test_a_round_with_too_few_replies_is_repeated_and_recorded(data, model):
     runtime.grid.offline = {102}
     assert next(answers).clients.tolist() == [1]
     assert list(answers) == [Failure(2, "it is offline", 4)]
+    assert [e["clients"] for e in events if e["event"] == "online"] == [[0, 3], [0, 1, 3]]
     repeated = [e for e in events if e["event"] == "repeated"]
     assert repeated
     assert repeated[0]["round"] == 5
@@ -284,12 +315,12 @@ def inbox(content, late=0):
 
 def test_a_reply_is_taken_part_by_part_without_waiting():
     content = RecordDict({wire.UPDATE: ArrayRecord([np.arange(5, dtype=np.float32)])})
-    box, link = inbox(content, late=2)
+    box, superlink = inbox(content, late=2)
     assert list(box.take(["question"], 5000)) == []  # its parts are not there yet
     assert list(box.take(["question"], 5000)) == []
     (reply,) = box.take(["question"], 5000)
     np.testing.assert_array_equal(reply.message.content[wire.UPDATE]["0"].numpy(), np.arange(5))
-    assert len(link.confirmed) == 1
+    assert len(superlink.confirmed) == 1
 
 
 def test_zeros_that_take_little_on_the_wire_are_not_expanded(monkeypatch):
@@ -298,17 +329,72 @@ def test_zeros_that_take_little_on_the_wire_are_not_expanded(monkeypatch):
     parts = {k: len(v.deflate()) for k, v in get_all_nested_objects(message_of(zeros)).items()}
     assert sum(parts.values()) < 14_000_000
     monkeypatch.setattr(Array, "inflate", lambda *_, **__: pytest.fail("it was expanded"))
-    box, link = inbox(zeros)
+    box, superlink = inbox(zeros)
     (reply,) = box.take(["question"], 2 * 10**7)
     assert reply.message is None
     assert reply.fault.startswith("its arrays have 40,")
-    assert len(link.confirmed) == 1  # the SuperLink need not keep it
+    assert len(superlink.confirmed) == 1  # the SuperLink need not keep it
 
 
 def test_a_reply_that_is_larger_than_the_model_allows_is_not_taken_whole():
     box, _ = inbox(RecordDict({wire.UPDATE: ArrayRecord([np.random.default_rng(0).random(10**6)])}))
     (reply,) = box.take(["question"], 1000)
     assert reply.fault == f"it has more than {1000 + OVERHEAD:,} bytes"
+
+
+def test_a_reply_that_never_ends_is_not_waited_for(monkeypatch):
+    """A device dies while it sends: its round ends at the deadline all the same."""
+    _, superlink = inbox(RecordDict({wire.UPDATE: ArrayRecord([np.zeros(3)])}), late=10**9)
+    grid = SimpleNamespace(
+        _runtime_client=superlink,
+        node=Node(node_id=1),
+        run=SimpleNamespace(run_id=1),
+        push_messages=lambda messages: ["question" for _ in messages],
+    )
+    now = [100.0]
+    monkeypatch.setattr(link.time, "monotonic", lambda: now[0])
+    there = Link(grid)
+    assert there.send("train", {7: RecordDict()}, 20.0) == {7: "question"}
+    now[0] += 20.0
+    assert list(there.take(["question"], 5000)) == []
+    now[0] += link.SECONDS_OVERDUE + 1
+    (answered,) = there.take(["question"], 5000)
+    assert (answered.asked, answered.content) == ("question", None)
+    assert answered.fault == "it did not answer in time"
+    assert list(there.take(["question"], 5000)) == []  # told once
+
+
+def test_metrics_of_many_numbers_are_evaluated(data, model):
+    """A row of numbers for each metric and split, more of them than the overhead of a message."""
+    wide = fedmom.Metric(
+        "wide", lambda out, _: jax.numpy.ones((len(out), 9000)), lambda s: s[..., 0]
+    )
+    runtime = devices(work(data, model._replace(metrics=(*model.metrics, wide))))
+    take = runtime._link.take
+
+    def as_on_the_wire(asked, most):
+        for answered in take(asked, most):
+            assert wire.size_of(answered.content) <= most + OVERHEAD
+            yield answered
+
+    runtime._link.take = as_on_the_wire
+    scores = runtime.evaluate(model_at(model), "train")
+    np.testing.assert_array_equal(scores.sums["wide"][:, 0], data.train.size)
+
+
+def test_a_run_says_whom_it_asks_again_and_why(capsys):
+    kept = []
+    news = News(kept.append, ["device-1", "device-2"])
+    news({"event": "failed", "client": 1, "round": 3, "reason": "it is offline"})
+    assert capsys.readouterr().out == ""  # the round's own line may tell it
+    news({"event": "failed", "client": 0, "round": 4, "reason": "ValueError on the device"})
+    news({"event": "repeated", "round": 4, "clients": [0], "reason": "0 of at least 1 replies"})
+    said = capsys.readouterr().out
+    assert "Round 4: 0 of at least 1 replies; device-1: ValueError on the device. Asking" in said
+    news({"event": "failed", "client": 1, "reason": "it has gone offline"})
+    news({"event": "no scores", "reason": "no device has evaluated"})
+    assert "no device has evaluated; device-2: it has gone offline." in capsys.readouterr().out
+    assert len(kept) == 5
 
 
 def test_devices_are_met_and_remembered(data, model):

@@ -1,5 +1,6 @@
 """The commands of docs/cluster.md, as they stand there, on a cluster of two on this machine."""
 
+import contextlib
 import re
 import shlex
 import signal
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.runtimes.ray_end import started
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 SCRIPTS = Path(sys.executable).parent
@@ -27,36 +30,32 @@ def test_the_commands_of_the_page_run(tmp_path):
     port = str(free_port())
     lines = re.findall(r"```sh\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
     head, other, run = (line for line in lines if not line.startswith("pip"))
-    started = []
-    try:
+    with contextlib.ExitStack() as stack:
         for line in (head, other):
             words = shlex.split(line.replace("6379", port))
-            started.append(
-                subprocess.Popen(
+            process = stack.enter_context(
+                started(
                     [SCRIPTS / words[0], *words[1:], "--num-cpus=1", "--disable-usage-stats"],
+                    first=signal.SIGINT,  # Ctrl-C, as the page says
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
                 )
             )
-            until(started[-1], "Ray runtime started")
+            until(process, "Ray runtime started")
         words = shlex.split(run.replace("auto", f"127.0.0.1:{port}"))
         done = subprocess.run(
             [SCRIPTS / Path(words[0]).name, *words[1:]],
             cwd=tmp_path,
             capture_output=True,
             text=True,
+            timeout=300,
         )
-        assert done.returncode == 0, done.stderr
-        assert "Run folder: runs/cluster" in done.stdout
-        assert "ray" not in done.stderr.lower()
-        rows = (tmp_path / "runs" / "cluster" / "rounds.jsonl").read_text().splitlines()
-        assert len(rows) == 20
-    finally:
-        for process in reversed(started):
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-            process.stdout.close()
+    assert done.returncode == 0, done.stderr
+    assert "Run folder: runs/cluster" in done.stdout
+    assert "ray" not in done.stderr.lower()
+    rows = (tmp_path / "runs" / "cluster" / "rounds.jsonl").read_text().splitlines()
+    assert len(rows) == 20
 
 
 def until(process, text, seconds=180):

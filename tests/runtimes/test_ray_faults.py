@@ -7,7 +7,6 @@ that no client is lost and none is counted twice.
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -24,7 +23,7 @@ from fedmom.runtimes.cluster import connect, crew
 from fedmom.runtimes.cluster.runtime import ray
 from fedmom.runtimes.local import local
 from tests.conftest import population
-from tests.runtimes.ray_end import ray_ended
+from tests.runtimes.ray_end import below, is_alive, ray_ended, started
 from tests.runtimes.scripted import Scripted
 
 WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
@@ -203,25 +202,30 @@ RUN = [
 ]
 
 
-def fedmom_command(*words, **options):
-    command = [sys.executable, "-c", "from fedmom.cli.main import main; main()", *words]
-    return subprocess.Popen(command, **options)
+def fedmom_command(*words):
+    return started([sys.executable, "-c", "from fedmom.cli.main import main; main()", *words])
+
+
+def ends_well(*words):
+    with fedmom_command(*words) as process:
+        return process.wait(300) == 0
 
 
 @pytest.mark.slow
 def test_a_killed_driver_goes_on_from_its_checkpoint(tmp_path):
     """Killed at a moment of the machine's choice; its Ray goes with it."""
     folder, log = tmp_path / "run", tmp_path / "run" / "rounds.jsonl"
-    driver = fedmom_command(*RUN, "--runtime", "ray", "--out", str(folder))
-    try:
+    with fedmom_command(*RUN, "--runtime", "ray", "--out", str(folder)) as driver:
         wait_for(lambda: log.exists() and len(log.read_bytes().splitlines()) > 20)
-    finally:
+        family = below(driver.pid)
         driver.kill()
         driver.wait()
-    before = log.read_bytes().splitlines()
+        before = log.read_bytes().splitlines()
+        wait_for(lambda: not any(map(is_alive, family)))
+    assert family  # Ray's processes, among them the actors
     assert len(before) < 150
-    assert fedmom_command("resume", str(folder)).wait() == 0
-    assert fedmom_command(*RUN, "--out", str(tmp_path / "local")).wait() == 0
+    assert ends_well("resume", str(folder))
+    assert ends_well(*RUN, "--out", str(tmp_path / "local"))
     ours, theirs = (
         [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
         for name in ("run", "local")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import fedmom
 from fedmom import Features, FederatedData, Model
 from fedmom.data.federated import Split
-from fedmom.theory.estimate import Budget, estimate, from_row, spaced
+from fedmom.theory.budgets import Budget
+from fedmom.theory.estimate import estimate, from_row, spaced
 from fedmom.training.subproblem import Subproblem
 from tests import by_hand
 from tests.conftest import population

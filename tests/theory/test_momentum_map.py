@@ -7,7 +7,14 @@ import fedmom
 from fedmom.reports import drawing
 from fedmom.theory.moments import expected_excess
 from fedmom.theory.momentum_figure import figure
-from fedmom.theory.momentum_map import Best, Duel, best_lr, best_momentum, duels, momentum_map
+from fedmom.theory.momentum_map import (
+    Best,
+    ExpectedDuel,
+    best_lr,
+    best_momentum,
+    duels,
+    momentum_map,
+)
 from fedmom.theory.quadratic import Plan, random_clients
 
 
@@ -34,7 +41,7 @@ def test_no_momentum_is_a_draw():
 
 def test_the_verdict_says_who_and_by_how_much():
     def say(fedavg, fedmom_):
-        return Duel(1, Best(0.1, fedavg), Best(0.1, fedmom_)).verdict
+        return ExpectedDuel(1, Best(0.1, fedavg), Best(0.1, fedmom_)).verdict
 
     assert say(1.0, 0.5) == "FedMom ahead by 2.00"
     assert say(0.5, 1.0) == "FedAvg ahead by 2.00"

@@ -9,10 +9,11 @@ import pytest
 import fedmom
 from fedmom.cli import theory_momentum
 from fedmom.experiments import build, settings
+from fedmom.theory.budgets import Look
 from fedmom.theory.matched import ShortRun, matched, plan_of, thinned_sizes
 from fedmom.theory.moments import Recursion
 from fedmom.theory.prediction import map_of_task, predict, ticks
-from fedmom.theory.spectrum import Look, lanczos, measure
+from fedmom.theory.spectrum import lanczos, measure
 from fedmom.training.subproblem import Subproblem
 from tests.cli.command import invoke
 

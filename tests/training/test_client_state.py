@@ -92,6 +92,7 @@ def way(request, monkeypatch):
     """Clients on threads, a few in one call, or vectorized."""
     short, vectorized = WAYS[request.param]
     monkeypatch.setattr(local, "SHORT", short)
+    monkeypatch.setattr(local, "CALL", 0)
     monkeypatch.setattr(Run, "vectorized", vectorized)
     return request.param
 
@@ -114,6 +115,19 @@ def test_only_clients_that_have_been_asked_have_a_state():
         assert run.counts() == counted(records)
     assert len(run.counts()) < len(SIZES)
     assert max(run.counts().values()) > 1
+
+
+def test_the_caller_may_say_when_a_round_counts():
+    """One that keeps rounds elsewhere commits once it has kept them."""
+    run, whole = Run(), Run()
+    records = []
+    for record in run.train(3, commit=False):
+        assert run.counts() == counted(records)  # those that were committed
+        run.runtime.commit()
+        records.append(record)
+        assert run.counts() == counted(records)
+    list(whole.train(3))
+    np.testing.assert_array_equal(run.state.params, whole.state.params)
 
 
 @pytest.mark.usefixtures("way")

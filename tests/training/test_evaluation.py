@@ -183,6 +183,30 @@ def test_personal_models_are_evaluated_client_by_client(stages, budget):
             assert scores.sums["accuracy"][place] == hits.sum()
 
 
+def test_small_clients_with_models_of_their_own_are_not_filled_up_to_a_large_call(monkeypatch):
+    """Earlier, each of them was evaluated on 1,024 samples, most of them the same."""
+    sizes = [3, 5, 16, 17, 40, 90, 600, 1500]
+    data = population(sizes)
+    model = fedmom.build_model("logreg", data.features)
+    algorithm = fedmom.Algorithm(fedmom.fedavg(), client=own_bias())
+    runtime = runtime_of(data, model, algorithm)
+    computed, score = [], runtime._scorer._score
+
+    def counted(params, arrays, positions):
+        computed.append(len(positions))
+        return score(params, arrays, positions)
+
+    monkeypatch.setattr(runtime._scorer, "_score", counted)
+    params = model.init(jax.random.key(0))
+    scores = runtime.evaluate(params, "train")
+    assert sum(computed) < sum(max(2 * size, 17) for size in sizes)
+    assert len(set(computed)) <= 4  # each is compiled
+    losses, hits, counts = scores_by_hand(params, data, "train")
+    assert scores.evaluated.tolist() == counts == sizes
+    np.testing.assert_allclose(scores.sums["loss"], np.multiply(losses, counts), rtol=1e-5)
+    np.testing.assert_allclose(scores.sums["accuracy"], np.multiply(hits, counts), rtol=1e-6)
+
+
 class TestIdenticalClients:
     """What percentiles would be if clients differed in nothing but luck."""
 

@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
-from fedmom.algorithms import build
-from fedmom.algorithms.base import as_server
 from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork, full_gradient
 from fedmom.data.batches import place, reader
 from fedmom.runtimes import local
 from fedmom.runtimes.base import Failure
 from fedmom.runtimes.programs import compiled
-from fedmom.training.aggregate import AT_ONCE, compile_programs
 from fedmom.training.samplers import cohort
 from tests import by_hand
 from tests.conftest import population
@@ -175,8 +172,10 @@ def test_clients_on_threads_in_one_call_and_vectorized_agree(work, monkeypatch):
     for constant in ("FEW_AT_ONCE", "CLIENTS_AT_ONCE"):
         monkeypatch.setattr(local, constant, 2)  # so that 4 clients take two calls
     found = []
-    for short, vectorized in ((0, False), (float("inf"), False), (0, True)):
+    ways = ((0, 1, False), (0, 2, False), (float("inf"), 1, False), (0, 1, True))
+    for short, per_call, vectorized in ways:
         monkeypatch.setattr(local, "SHORT", short)
+        monkeypatch.setattr(local, "at_once", lambda *_, n=per_call: n)
         found.append(trained(FIVE, WORKS[work], rounds=3, m=4, vectorized=vectorized)[1])
     for other in found[1:]:
         np.testing.assert_allclose(leaves(found[0]), leaves(other), rtol=1e-4, atol=1e-6)
@@ -188,14 +187,31 @@ def test_parts_of_a_cohort_need_not_be_equal(vectorized, monkeypatch):
         monkeypatch.setattr(local, constant, 2)  # so that the last of 5 clients is alone
     parts = trained(FIVE, WORKS["steps"], rounds=2, vectorized=vectorized)[1]
     monkeypatch.setattr(local, "SHORT", 0)
+    monkeypatch.setattr(local, "CALL", 0)
     alone = trained(FIVE, WORKS["steps"], rounds=2)[1]
     np.testing.assert_allclose(leaves(alone), leaves(parts), rtol=1e-4, atol=1e-6)
 
 
-def test_workers_change_no_bit(monkeypatch):
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_workers_change_no_bit(per_call, monkeypatch):
     monkeypatch.setattr(local, "SHORT", 0)  # so that clients run on threads
+    monkeypatch.setattr(local, "at_once", lambda *_: per_call)
     one, four = (trained(FIVE, WORKS["epochs"], m=4, workers=w)[1] for w in (1, 4))
     np.testing.assert_array_equal(leaves(one), leaves(four))
+
+
+@given(clients=st.integers(1, 2_000), product=st.integers(local.SHORT, 10**10))
+def test_clients_in_one_call_are_as_many_as_pay(clients, product):
+    """M/k calls and the last of k clients take M/k * c + k * w, which is least at sqrt(Mc/w)."""
+    size = local.at_once(clients, product)
+    assert clients % size == 0  # one program for all calls
+
+    def taken(k):
+        return clients / k * local.CALL + k * product
+
+    assert taken(size) <= taken(1)
+    possible = [k for k in (1, 2, 4, 8) if clients % k == 0]
+    assert taken(size) <= 1.25 * min(map(taken, possible))
 
 
 def noted_ways(monkeypatch):
@@ -309,112 +325,6 @@ def test_an_impossible_cohort_is_refused(m):
 def test_what_to_do_with_bad_replies_is_checked():
     with pytest.raises(fedmom.FedMomError, match="bad-replies 'ignore' is neither stop nor skip"):
         one_round(Scripted(), bad_replies="ignore")
-
-
-class TestCompilation:
-    """Programs are compiled once: for a run, for equal runs, and whoever drops out."""
-
-    def test_a_run_compiles_its_programs_once(self):
-        data = population([5, 9, 30])
-        model = fedmom.build_model("logreg", data.features)
-        work = LocalWork(lr=0.1, steps=2, prox=0.3)  # its own, so that its program is this test's
-        runtime = fedmom.LocalRuntime(data, model, work)
-        algorithm = fedmom.Algorithm(fedmom.fedmom(1.0))
-        for seed in (0, 1):
-            state = fedmom.start(model, algorithm, seed)
-            list(
-                fedmom.train(
-                    state,
-                    runtime,
-                    algorithm,
-                    pace=uniform(data.train.size, 2),
-                    samples=data.train.size,
-                    rounds=4,
-                )
-            )
-        read = reader(data.features)
-        assert compiled(model, read, work, LOCAL_TRAINING, "few")._cache_size() == 1
-        server = as_server(algorithm.server)
-        assert compile_programs(server, fedmom.mean(), ()).step._cache_size() == 1
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"server_lr": "cosine:start=1,rounds=9", "momentum": 0.5, "average": 0.9},
-            {"aggregate": "clip:norm=1+mean", "weighting": "cohort"},
-            {"aggregate": "trimmed_mean:share=0.2", "weighting": "uniform"},
-        ],
-        ids=["plain", "server", "clip", "trimmed"],
-    )
-    def test_equal_settings_are_one_algorithm(self, settings):
-        one, two = (build.algorithm("fedmom", **settings) for _ in range(2))
-        assert one is two
-
-    def test_the_servers_step_is_traced_once_for_equal_settings(self, monkeypatch):
-        """Earlier, each run built an optimizer of its own and compiled the step again."""
-        traces = []
-
-        def noisy(learning_rate=1.0):
-            """SGD that counts how often it is traced."""
-
-            def update(g, state, params=None):
-                traces.append(1)
-                return optax.sgd(learning_rate).update(g, state, params)
-
-            return optax.GradientTransformation(optax.sgd(learning_rate).init, update)
-
-        monkeypatch.setitem(fedmom.ALGORITHMS._rows, "noisy", noisy)  # registered, for this test
-        for _ in range(2):
-            algorithm = build.algorithm("noisy", 0.5)
-            rounds(Scripted(), algorithm, 3)
-        assert len(traces) == 1
-
-    def test_equal_rules_are_one(self):
-        assert fedmom.mean() == fedmom.mean("population") == fedmom.mean(weighting="population")
-        assert fedmom.trimmed_mean(share=0.2) is fedmom.trimmed_mean(share=0.2)
-        assert fedmom.clip(norm=1.0) is fedmom.clip(norm=1.0)
-
-    def test_texts_loaded_twice_share_programs(self):
-        """Earlier, a text had a reader of its own each time it was loaded."""
-        specs = "shakespeare:roles=2,samples=900"
-        one, two = (fedmom.load_data(specs) for _ in range(2))
-        assert one is not two
-        assert reader(one.features) is reader(two.features)
-        runtimes = [
-            fedmom.LocalRuntime(data, fedmom.build_model("char_lstm", data.features), WORK)
-            for data in (one, two)
-        ]
-        assert runtimes[0]._programs == runtimes[1]._programs
-        assert runtimes[0]._scorer._score is runtimes[1]._scorer._score
-
-    @pytest.mark.parametrize("size", [3, 5, 8, AT_ONCE + 3, 2 * AT_ONCE + 1])
-    def test_drop_outs_compile_nothing_new(self, size):
-        """Earlier, every number of replies was a program of its own."""
-        samples = np.arange(1, size + 1)
-
-        def answers(round_, clients, _):
-            there = clients[: 1 + round_ % size]
-            return [block([k], samples=[samples[k]], version=round_) for k in there]
-
-        server = optax.sgd(0.1)  # its own, so that its programs are this test's alone
-        algorithm = fedmom.Algorithm(server)
-        found = rounds(Scripted(answers), algorithm, size + 1, samples=samples)
-        assert [r.replies for _, r in found] == [*range(1, size + 1), 1]
-        programs = compile_programs(as_server(server), fedmom.mean(), ())
-        assert programs.step._cache_size() <= 2
-        assert programs.add._cache_size() <= 2
-
-    def test_drop_outs_compile_nothing_new_for_a_rule_that_needs_each_reply(self):
-        def answers(round_, clients, _):
-            return [block([k], version=round_) for k in clients[: 1 + round_ % 5]]
-
-        server, rule = optax.sgd(0.1), fedmom.trimmed_mean(share=0.2)
-        rounds(Scripted(answers), fedmom.Algorithm(server, rule=rule), 6)
-        assert compile_programs(as_server(server), rule, ()).step._cache_size() == 1
-
-
-WORK = LocalWork(lr=0.1, steps=1)
 
 
 def test_data_is_shared_with_jax_not_copied():

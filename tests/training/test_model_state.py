@@ -123,6 +123,7 @@ def by_hand(first, data, kept):
 )
 def test_rounds_are_those_by_hand(choice, way, monkeypatch):
     monkeypatch.setattr(local, "SHORT", float("inf") if way == "few" else 0)
+    monkeypatch.setattr(local, "CALL", 0)
     data = population(SIZES)
     model = fedmom.model(plain_net(), data, state=choice, has_state=True)
     algorithm = fedmom.Algorithm(fedmom.fedmom(len(SIZES) / M, BETA))

@@ -138,8 +138,10 @@ class TestOverSelected:
         """One by one, a few in one call or vectorized: the first M of those asked count."""
         model = fedmom.build_model("logreg", SIX.features)
         found = []
-        for short, vectorized in ((0, False), (math.inf, False), (0, True)):
+        ways = ((0, 1, False), (0, 3, False), (math.inf, 1, False), (0, 1, True))
+        for short, per_call, vectorized in ways:
             monkeypatch.setattr(local, "SHORT", short)
+            monkeypatch.setattr(local, "at_once", lambda *_, n=per_call: n)
             runtime = fedmom.LocalRuntime(SIX, model, WORK, vectorized=vectorized)
             algorithm = fedavg()
             *_, (state, record) = fedmom.train(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
-from fedmom.training import SAMPLERS
+from fedmom.training import SAMPLERS, samplers
 from fedmom.training.samplers import cohort
 from tests.training.scripted import SIZES, UPDATES, Scripted, begin, fedavg, one_round, rounds
 
@@ -125,8 +125,13 @@ class TestPoisson:
         assert fedmom.poisson(np.ones(4))(4)(0, 0).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("large", [samplers.LARGE, 1], ids=["systematic", "sampford"])
 class TestWeighted:
-    """A client is in with probability M n_k/n."""
+    """A client is in with probability M n_k/n, however large the population is."""
+
+    @pytest.fixture(autouse=True)
+    def _large(self, large, monkeypatch):
+        monkeypatch.setattr(samplers, "LARGE", large)
 
     def shares(self, samples, size):
         draw = fedmom.weighted(np.array(samples))(size)
@@ -161,6 +166,16 @@ class TestWeighted:
             fedmom.FedMomError, match="clients-per-round 3 is not between 1 and the 2 "
         ):
             fedmom.weighted(np.array([0, 5, 0, 5]))(3)
+
+    def test_the_two_ways_are_not_one(self, large):
+        """A large population is not put in order for every draw: that took 0.4 s of a million."""
+        sizes = np.arange(1, 13)
+        order = np.random.Generator(np.random.Philox(key=np.array([0, 5], np.uint64)))
+        ends = np.cumsum(sizes[drawn := order.permutation(12)])
+        points = (order.random() + np.arange(2)) * ends[-1] / 2
+        systematic = sorted(drawn[np.searchsorted(ends, points, side="right")].tolist())
+        found = fedmom.weighted(sizes)(2)(0, 5).tolist()
+        assert (found == systematic) == (large > len(sizes))
 
     @given(sizes=st.lists(st.integers(1, 50), min_size=2, max_size=12), data=st.data())
     def test_cohorts_of_any_size_can_be_drawn(self, sizes, data):

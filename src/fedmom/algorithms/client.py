@@ -18,7 +18,7 @@ from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model
 from fedmom.models.variables import Variables
 
-Number = float | Schedule
+Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
 Carry = tuple[Params, optax.OptState, jax.Array, Any]  # model, solver, sum of losses, state
 Change = Callable[[Params, Params], Params]
@@ -51,9 +51,9 @@ class LocalWork:
         True
     """
 
-    lr: Number = 0.1
-    steps: Number | None = None
-    epochs: Number | None = None
+    lr: Scheduled = 0.1
+    steps: Scheduled | None = None
+    epochs: Scheduled | None = None
     batch_size: int | None = 10
     batches: Literal["random", "shuffled"] | None = None
     solver: Solver | optax.GradientTransformation = optax.sgd
@@ -92,7 +92,7 @@ class LocalWork:
         return max(1, round(schedules.at(self.epochs, round_) * per_epoch))
 
 
-def full_gradient(lr: Number) -> LocalWork:
+def full_gradient(lr: Scheduled) -> LocalWork:
     """FedSGD's clients: one gradient of the whole data.
 
     Args:
@@ -203,7 +203,7 @@ class LocalProblem(NamedTuple):
         return self._end(w, state), total / self.steps
 
     def _start(self, params: Params) -> tuple[Params, Any]:
-        """Return what is trained, and the state that training changes."""
+        """Return the trained parameters, and the state that training changes."""
         if self.kept is None:
             return params, ()
         if self.work.batch_size is None:

@@ -25,7 +25,7 @@ def server_of(algorithm: Algorithm, params: Params) -> Server:
 
 
 def forms_of(algorithm: Algorithm, broadcast: Any) -> tuple[Params, Params]:
-    """Return what updates look like on the client, and as they are sent."""
+    """Return the form of updates on the client, and as they are sent."""
     client = algorithm.client or LOCAL_TRAINING
     if isinstance(broadcast, Variables):
         client = client_with_state(client, local=False)

@@ -11,12 +11,12 @@ Step = Any  # a number, plain or traced
 
 
 def sgd(lr: Step, *, momentum: float = 0.0, nesterov: bool = False) -> optax.GradientTransformation:
-    """Gradient descent, the paper's local solver."""
+    """SGD, the paper's client optimizer."""
     return optax.sgd(lr, momentum=momentum or None, nesterov=nesterov)
 
 
 def momentum(lr: Step) -> optax.GradientTransformation:
-    """Gradient descent with momentum 0.9."""
+    """SGD with momentum 0.9."""
     return optax.sgd(lr, momentum=0.9)
 
 

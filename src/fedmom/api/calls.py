@@ -1,7 +1,6 @@
 """Whole experiments in one call each: run, compare, sweep, load, report."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from fedmom.api.execution import finish, finish_all
 from fedmom.api.runs import Run, Runs, write_report
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import free_folder
+from fedmom.core.files import free_folder, removed_if_refused
 from fedmom.experiments import compare as comparisons
 from fedmom.experiments import objects, results
 from fedmom.experiments import settings as schema
@@ -76,7 +75,7 @@ def run(
     config = experiment.config
     folder = Path(out) if out else free_folder(f"{config.data}-{config.algorithm}")
     created = RunFolder.create(folder, config)
-    with _removed_if_refused(created.remove_untouched):
+    with removed_if_refused(created.remove_untouched):
         result = finish(folder, experiment, progress=progress, callbacks=callbacks)
     return Run(experiment, result)
 
@@ -121,6 +120,8 @@ def compare(
         [('avg', 3), ('adam', 3)]
     """
     values = _named({"data": data, **settings})
+    if isinstance(algorithms, str) or not algorithms:
+        raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {name: name for name in map(_algorithm, algorithms)}
     configs: dict[str, schema.RunConfig] = {}
@@ -164,6 +165,9 @@ def sweep(
         >>> list(runs)
         ['lr0.001', 'lr0.01']
     """
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise FedMomError(f"grid: {name} is {values!r}. Give a list of values: [{values!r}].")
     lists = {
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()
@@ -227,6 +231,8 @@ def report(
         'page.html'
     """
     several = runs if isinstance(runs, list | tuple) else [runs]
+    if not several:
+        raise FedMomError("There is no run to report on. Give one, or its folder.")
     places = [each.path if isinstance(each, Run | Runs) else Path(str(each)) for each in several]
     return write_report(results.find(places), Path(out), target)
 
@@ -257,7 +263,7 @@ def _run_all(
     folder = Path(out) if out else free_folder(list_name.removesuffix(".json"))
     experiments = comparisons.create(folder, configs, list_name)
     remove = partial(comparisons.remove_untouched, folder, experiments, list_name)
-    with _removed_if_refused(remove):
+    with removed_if_refused(remove):
         found = finish_all(folder, experiments, progress=progress, callbacks=callbacks)
     return Runs(folder, {name: Run(experiments[name], found[name]) for name in experiments})
 
@@ -282,14 +288,3 @@ def _opened(path: Path, given: Mapping[str, Any]) -> Run:
             f" fedmom.load({str(path)!r}, {wanted})."
         )
     return Run(prepare(result.config), result)
-
-
-@contextlib.contextmanager
-def _removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
-    """Remove a new folder if its run fails before it began: the same folder can be given again."""
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):  # what went wrong first is what to tell
-            remove()
-        raise

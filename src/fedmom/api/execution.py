@@ -13,7 +13,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.execute import Callback, execute, warn
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
-from fedmom.experiments.rising import RisingLoss
+from fedmom.experiments.rising import RisingLoss, risen
 from fedmom.experiments.sweep import side_by_side
 
 
@@ -30,6 +30,7 @@ def finish(
     Raises:
         DivergedError: The run's numbers left the finite ones. Its folder holds all rounds before.
     """
+    _check_callbacks(callbacks)
     watchers: list[Any] = [
         *([watch(Console(), experiment.config.algorithm)] if progress else []),
         *tensorboard(path, experiment),
@@ -41,6 +42,7 @@ def finish(
         result = execute(RunFolder.open(path), experiment, watchers, callbacks=callbacks, **how)
     if result.diverged:
         raise DivergedError(result.why)
+    _say_risen({experiment.config.algorithm: result})
     return result
 
 
@@ -57,6 +59,7 @@ def finish_all(
     Raises:
         FedMomError: A run could not be run at all. The others are finished first.
     """
+    _check_callbacks(callbacks)
     by_path = {folder / name: experiment for name, experiment in experiments.items()}
     with ManyRuns(Console(quiet=not progress), by_path) as shown:
         outcomes = side_by_side(
@@ -65,4 +68,20 @@ def finish_all(
     for outcome in outcomes.values():
         if isinstance(outcome, FedMomError):
             raise outcome
-    return {path.name: found for path, found in outcomes.items() if isinstance(found, Result)}
+    results = {path.name: found for path, found in outcomes.items() if isinstance(found, Result)}
+    _say_risen(results)
+    return results
+
+
+def _say_risen(results: Mapping[str, Result]) -> None:
+    if sentence := risen(results):
+        warn(sentence)
+
+
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    several = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    wrong = [each for each in several if not callable(each)]
+    if several is not callbacks or wrong:
+        raise FedMomError(
+            f"callbacks is {callbacks!r}. Give a list of functions of a fedmom.Event."
+        )

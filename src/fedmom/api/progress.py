@@ -35,7 +35,7 @@ class RoundsPerSecond(ProgressColumn):
         return Text(f"{task.speed:.1f} rounds/s" if task.speed else "compiling", "cyan")
 
 
-class Line(ProgressColumn):
+class ProgressLine(ProgressColumn):
     """A run in one line, as wide as the terminal: what is least needed is left out first."""
 
     def __init__(self, console: Console) -> None:
@@ -106,7 +106,7 @@ class LiveBar:
     """One line that moves: round, time left, loss, metrics, rate."""
 
     def __init__(self, console: Console, label: str) -> None:
-        self._progress = Progress(Line(console), console=console)
+        self._progress = Progress(ProgressLine(console), console=console)
         self._task = self._progress.add_task(label, total=None, loss="", train="", test="")
 
     def __enter__(self) -> "LiveBar":
@@ -154,7 +154,7 @@ class PlainLines:
     def evaluated(self, rows: list[dict[str, Any]]) -> None:
         """Print the evaluation."""
         place = f"{self._label} {rows[0]['round']}/{self._rounds}"
-        self._console.print(f"{place}  {summary(rows)}", highlight=False, markup=False)
+        _print_line(self._console, f"{place}  {summary(rows)}")
 
 
 class ManyRuns:
@@ -191,7 +191,12 @@ class ManyRuns:
         if self._console.is_terminal:
             return
         place = f"{self._ended}/{self._runs} {path.name}"
-        self._console.print(f"{place}  {_end(outcome)}", highlight=False, markup=False)
+        _print_line(self._console, f"{place}  {_end(outcome)}")
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Print one line, however long: a log is searched by line."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _end(outcome: Outcome) -> str:
@@ -203,7 +208,7 @@ def _end(outcome: Outcome) -> str:
 
 
 def watch(console: Console, label: str) -> LiveBar | PlainLines:
-    """Return what suits the place where output goes."""
+    """Return a live bar for a terminal, plain lines for anything else."""
     return LiveBar(console, label) if console.is_terminal else PlainLines(console, label)
 
 
@@ -222,7 +227,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 
 def tensorboard(path: Path, experiment: Experiment) -> list["TensorBoard"]:
-    """Return what writes TensorBoard files to a run's folder, if its settings ask for it."""
+    """Return the writer of TensorBoard files in a run's folder, if its settings ask for it."""
     return [TensorBoard(path)] if experiment.config.tensorboard else []
 
 

@@ -103,7 +103,7 @@ class Run:
         return model_of(self.experiment.algorithm, checkpoint.state)
 
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
-        """Return what the model gives for inputs: logits for classes, numbers for a regression.
+        """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
 
         Args:
             x: Inputs, one per row, of the shape of the training data's; for a model of text, also

@@ -117,7 +117,7 @@ def _refuse(source: str, faults: list[str]) -> None:
 @data_commands.command()
 @SOURCE
 def check(source: str) -> None:
-    """Read a whole dataset and tell whether it is sound."""
+    """Read a whole dataset and report what is wrong with it, if anything is."""
     from fedmom import data as datasets
     from fedmom.data import statistics
     from fedmom.data.checksums import check_store
@@ -140,7 +140,7 @@ def check(source: str) -> None:
     type=click.Choice(["niid", "iid"]),
     default="niid",
     show_default=True,
-    help="Sample by users, or pool all samples and deal them to new users.",
+    help="Sample by users, or pool all samples and assign them to new users.",
 )
 @click.option("--sf", type=float, default=1.0, show_default=True, help="Fraction of the samples.")
 @click.option("--iu", type=float, help="With -s iid: new users, as a fraction. [default: 0.01]")
@@ -159,7 +159,7 @@ def check(source: str) -> None:
 @click.option(
     "--partition",
     "spec",
-    help="Deal rows to new clients by label, such as dirichlet:alpha=0.3"
+    help="Assign rows to new clients by label, such as dirichlet:alpha=0.3"
     " (`fedmom data list` shows all partitions).",
 )
 @click.option(

@@ -93,7 +93,7 @@ def server(folder: Path) -> None:
     from fedmom.flower.server_process import serve
 
     try:
-        serve(open_deployment(folder), lambda text: OUT.print(text, highlight=False))
+        serve(open_deployment(folder), _say)
     except KeyboardInterrupt:
         stopped("The server has ended. Runs go on from their last checkpoint.")
         raise
@@ -115,13 +115,7 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     from fedmom.flower.layout import open_device
 
     try:
-        participate(
-            open_device(folder),
-            data,
-            client,
-            server,
-            lambda text: OUT.print(text, highlight=False),
-        )
+        participate(open_device(folder, server), data, client, _say)
     except KeyboardInterrupt:
         stopped("This device takes part no longer.")
         raise
@@ -146,7 +140,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     values = gather(file, options, {})
     place = (out or _free(deployment.path / "runs")).resolve()
     try:
-        follow(deployment, place, values, lambda text: OUT.print(text, highlight=False), note)
+        follow(deployment, place, values, _say, note)
     except KeyboardInterrupt:
         stopped(f"Stopped; nothing is lost. Go on: fedmom deploy run {folder} --out {place}")
         raise
@@ -177,6 +171,10 @@ def status(folder: Path) -> None:
             f"{found.path}: {found.done} of {found.config.rounds} rounds, {found.status}",
             highlight=False,
         )
+
+
+def _say(text: str) -> None:
+    OUT.print(text, highlight=False, markup=False)
 
 
 def _free(runs: Path) -> Path:

@@ -30,7 +30,7 @@ STYLES = {
     type=click.Choice(list(plan.SCALES)),
     default="quick",
     show_default=True,
-    help="quick: minutes, offline data, one seed. full: 2,000 rounds, three seeds; many hours.",
+    help="quick: minutes, data that needs no download. full: 1,000 rounds, ten seeds; many hours.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder [default: runs/paper-SCALE].")
 @click.option("--femnist", metavar="DATA", help="FEMNIST, as for run --data [default: glyphs].")

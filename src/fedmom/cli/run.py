@@ -1,7 +1,7 @@
 """The command line: run, compare, sweep, resume."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedmom.cli.options import (
 from fedmom.cli.output import OUT, failed, note, page, stopped
 from fedmom.cli.start import under_way
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
-from fedmom.core.files import free_folder
+from fedmom.core.files import free_folder, removed_if_refused
 from fedmom.experiments import settings
 
 # What `fedmom compare` shows a newcomer: the paper's character model on short roles, in
@@ -31,7 +31,6 @@ COMPARE_DEFAULTS: dict[str, Any] = {
     "eval-samples": 2000,
 }
 MOST_SEEDS = 10_000
-MOST_NAMED = 5  # runs in one note
 
 
 @click.command()
@@ -52,7 +51,7 @@ def run(file: Path | None, out: Path | None, **options: Any) -> None:
     folder = out or free_folder(f"{config.data}-{config.algorithm}")
     experiment = prepare(config)
     created = RunFolder.create(folder, experiment.config)
-    with _removed_if_refused(created.remove_untouched), _telling_how_to_go_on(folder):
+    with removed_if_refused(created.remove_untouched), _telling_how_to_go_on(folder):
         _finish_run(created, experiment)
     OUT.print(f"Run folder: {folder}", markup=False)
 
@@ -96,7 +95,7 @@ def compare(
     folder = out or free_folder("compare")
     experiments = comparisons.create(folder, configs, comparisons.LIST)
     remove = partial(comparisons.remove_untouched, folder, experiments, comparisons.LIST)
-    with _removed_if_refused(remove), _telling_how_to_go_on(folder):
+    with removed_if_refused(remove), _telling_how_to_go_on(folder):
         _finish_comparison(folder, experiments)
 
 
@@ -131,7 +130,7 @@ def sweep(file: Path | None, grid: tuple[str, ...], out: Path | None, **options:
     folder = out or free_folder("sweep")
     experiments = comparisons.create(folder, sweeps.cells(values, lists), sweeps.LIST)
     remove = partial(comparisons.remove_untouched, folder, experiments, sweeps.LIST)
-    with _removed_if_refused(remove), _telling_how_to_go_on(folder):
+    with removed_if_refused(remove), _telling_how_to_go_on(folder):
         _finish_sweep(folder, experiments)
 
 
@@ -164,20 +163,6 @@ def resume(folder: Path, accept_changes: bool, runtime: str | None) -> None:
         else:
             opened = RunFolder.open(folder)
             _finish_run(opened, prepare(opened.settings()), **how)
-
-
-@contextlib.contextmanager
-def _removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
-    """Remove a new folder if its run fails before it began: the same --out can be given again.
-
-    Not at Ctrl-C, after which the user is told to go on with it.
-    """
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):  # what went wrong first is what to tell
-            remove()
-        raise
 
 
 def _finish_run(folder: Any, experiment: Any, **how: Any) -> None:
@@ -307,16 +292,10 @@ def _say_notes(folder: Any, experiment: Any) -> None:
 
 def _say_risen(results: Mapping[str, Any]) -> None:
     """Tell the user of runs that ended worse than they began, without leaving the numbers."""
-    from fedmom.experiments.rising import advice
+    from fedmom.experiments.rising import risen
 
-    risen = {n: run for n, run in results.items() if not run.stop and run.risen()}
-    if risen:
-        runs = ", ".join(f"{name} {run.risen()}" for name, run in list(risen.items())[:MOST_NAMED])
-        more = f", and {len(risen) - MOST_NAMED} more" if len(risen) > MOST_NAMED else ""
-        note(
-            f"the training loss ended above that of the first model: {runs}{more}."
-            f" {advice(next(iter(risen.values())).config)}"
-        )
+    if sentence := risen(results):
+        note(sentence)
 
 
 @contextlib.contextmanager

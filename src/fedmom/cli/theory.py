@@ -26,7 +26,7 @@ COMMANDS = {
         "Show the case that breaks the paper's Theorem 1, with the corrected bound beside it.",
     ),
     "momentum": (
-        "fedmom.cli.theory_momentum:momentum_",
+        "fedmom.cli.theory_commands:momentum_",
         "Predict whether FedMom beats FedAvg, each at its own best γ, and draw the map.",
     ),
 }

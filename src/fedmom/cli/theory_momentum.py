@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import click
-
-from fedmom.cli.options import FOLDER, setting_option
 from fedmom.cli.output import OUT
 from fedmom.cli.theory_tables import plain_table
 from fedmom.core.progress import bars
@@ -14,16 +11,12 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import kebab
 from fedmom.reports import drawing
 from fedmom.reports.charts import Figure
+from fedmom.theory.budgets import Look
 from fedmom.theory.momentum_figure import figure
 from fedmom.theory.momentum_map import MomentumMap, best_momentum, momentum_map
 from fedmom.theory.prediction import CEILING, PER_ROUND, Prediction, map_of_task, predict, ticks
 from fedmom.theory.quadratic import Plan, random_clients
-from fedmom.theory.spectrum import Look
 
-TASK = (
-    *("model", "rounds", "clients_per_round", "batch_size", "local_steps", "local_epochs"),
-    *("batches", "lr", "server_lr", "weighting", "sampler", "average", "seed"),
-)
 HORIZONS = (50, 200, 1000, 3000)
 PANELS = ((30, 0.3), (3000, 0.3), (3000, 0.05))  # condition number, spread of optima and noise
 LOCAL = (
@@ -33,64 +26,14 @@ LOCAL = (
 )
 
 
-def _task_options(command: Any) -> Any:
-    for name in reversed(TASK):
-        command = setting_option(name)(command)
-    return command
-
-
-@click.command(name="momentum")
-@click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
-@_task_options
-@click.option(
-    "--momentum",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.9,
-    show_default=True,
-    help="FedMom's β.",
-)
-@click.option(
-    "--short-run",
-    type=click.IntRange(1, 100_000),
-    default=50,
-    show_default=True,
-    help="Rounds of FedAvg from each of the two models looked at.",
-)
-@click.option(
-    "--short-lr",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Constant γ of the short run [default: the first γ of --lr].",
-)
-@click.option(
-    "--lowest-loss", type=float, default=0.0, show_default=True, help="f_inf of your task."
-)
-@click.option(
-    "--clients",
-    type=click.IntRange(1, 10_000),
-    default=Look.clients,
-    show_default=True,
-    help="Clients looked at.",
-)
-@click.option("--no-map", is_flag=True, help="Print the prediction only.")
-@click.option("--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures.")
-def momentum_(data: str | None, momentum: float, no_map: bool, out: Path, **options: Any) -> None:
-    """Predict whether FedMom beats FedAvg, each at its own best γ, and draw the map.
-
-    On quadratic clients the expected loss after T rounds is computed exactly, for every γ. Your
-    task enters with its curvatures, noise and differences of clients, measured at its first model
-    and after a short run of FedAvg. --lr says whether γ is constant or decays along a cosine, and
-    gives the short run its γ; the best γ of each method is part of the prediction.
-
-    \b
-    fedmom theory momentum
-    fedmom theory momentum --data synthetic --lr 0.01 --rounds 200
-    fedmom theory momentum --data femnist_writers.npz --model lenet5 --local-epochs 1 \\
-        --clients-per-round 10 --weighting cohort --lr cosine:start=0.03,rounds=200 --rounds 200
-    """
+def momentum(
+    data: str | None, beta: float, out: Path, options: dict[str, Any], *, draw: bool
+) -> None:
+    """Print and draw when FedMom is ahead: on a task, or in general without one."""
     if data is None:
-        picture = None if no_map else _general(momentum)
+        picture = _general(beta) if draw else None
     else:
-        picture = _of_task(data, momentum, options, draw=not no_map)
+        picture = _of_task(data, beta, options, draw=draw)
     if picture is not None:
         OUT.print(picture.note)
         for path in drawing.save(picture, out):

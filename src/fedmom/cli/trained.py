@@ -97,7 +97,7 @@ def _cell(value: Any) -> Any:
     show_default=True,
     help="Below 1, likely characters become likelier; 0 always takes the likeliest.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draw.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed.")
 def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -> None:
     """Write text with a run's character model.
 

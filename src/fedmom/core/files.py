@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +143,17 @@ def free_folder(name: str) -> Path:
     while (folder := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
     return folder
+
+
+@contextlib.contextmanager
+def removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
+    """Remove a new folder if its run fails before it began: the same name can be given again.
+
+    Not at Ctrl-C, after which the user is told to go on with it.
+    """
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):  # what went wrong first is what to tell
+            remove()
+        raise

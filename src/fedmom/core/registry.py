@@ -285,8 +285,6 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
     """Return the options that a spec gives to a function, in the function's own types."""
-    from pydantic import TypeAdapter, ValidationError
-
     name, given = split(spec)
     known = options_of(function)
     hints = _types(function, known)
@@ -295,17 +293,23 @@ def options(function: Callable[..., Any], spec: str) -> dict[str, Any]:
         if key not in known:
             allowed = ", ".join(known) or "none"
             raise FedMomError(f"{name} has no option {key!r}. Its options: {allowed}.")
-        try:
-            values[key] = TypeAdapter(hints[key]).validate_python(text)
-        except ValidationError:
-            kind = _kind(hints[key])
-            raise FedMomError(f"{name}: {key}={text!r} is not of type {kind}.") from None
+        values[key] = _value(f"{name}: {key}", text, hints[key])
         check_number(f"{name}: {key}={text}", values[key], hints[key])
     missing = [k for k, p in known.items() if p.default is p.empty and k not in values]
     if missing:
         example = ",".join(f"{key}=..." for key in missing)
         raise FedMomError(f"{name} needs {', '.join(missing)}. Write {name}:{example}.")
     return values
+
+
+def _value(what: str, text: str, hint: Any) -> Any:
+    """Return the value that a text stands for."""
+    from pydantic import TypeAdapter, ValidationError  # slow to load: not for specs without options
+
+    try:
+        return TypeAdapter(hint).validate_python(text)
+    except ValidationError:
+        raise FedMomError(f"{what}={text!r} is not of type {_kind(hint)}.") from None
 
 
 def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

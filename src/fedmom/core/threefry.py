@@ -27,7 +27,7 @@ def stream_key(seed: int, stream: int) -> jax.Array:
     if not 0 <= seed < 2**32:
         raise FedMomError(f"seed {seed} is not between 0 and {2**32 - 1}.")
     key, number = (np.array([[0], [n]], np.uint32) for n in (seed, stream))
-    words = jnp.asarray(np.concatenate(_hash(key, *number)))
+    words = jax.device_put(np.concatenate(_hash(key, *number)))
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
 
 
@@ -51,7 +51,7 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
         return list(jax.random.split(key, count))
     block = np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)
     words = np.stack(_hash(_words(key), *block), axis=-1)
-    return [jax.random.wrap_key_data(jnp.asarray(pair), impl=IMPLEMENTATION) for pair in words]
+    return [jax.random.wrap_key_data(jax.device_put(pair), impl=IMPLEMENTATION) for pair in words]
 
 
 def centred_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array | NDArray[np.float32]:

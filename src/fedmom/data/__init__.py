@@ -55,7 +55,7 @@ FORMATS = {
         "fedmom.data.sources.table:is_table",
         "fedmom.data.sources.table:load_table",
     ),
-    "a folder of client/class/picture, or class/picture with partition=": (
+    "a folder of client/class/image, or class/image with partition=": (
         "fedmom.data.sources.image_folders:is_images",
         "fedmom.data.sources.image_folders:load_images",
     ),

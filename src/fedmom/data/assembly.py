@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData, Split, aligned
+from fedmom.data.federated import Features, FederatedData, Split, aligned_rows
 from fedmom.data.ids import Owners
 from fedmom.data.labels import Labels
 from fedmom.data.partition import dealt
@@ -67,7 +67,7 @@ def assemble(
         name=name,
         users=users,
         features=Features("image" if image else "vector", x.shape[1:], labels.classes, labels.task),
-        arrays={"x": aligned(x[order]), "y": aligned(labels.values[order])},
+        arrays={"x": aligned_rows(x, order), "y": aligned_rows(labels.values, order)},
         train=Split(begin, train),
         test=Split(begin + train, test),
         class_names=labels.names,

@@ -10,8 +10,6 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder
 from fedmom.data.federated import FederatedData
-from fedmom.data.manifest import FORMAT
-from fedmom.data.store import is_store, open_store
 
 
 def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedData:
@@ -25,6 +23,10 @@ def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedD
     Returns:
         The dataset, mapped into memory.
     """
+    # Slow to load, and not needed for data that is in memory.
+    from fedmom.data.manifest import FORMAT
+    from fedmom.data.store import is_store, open_store
+
     digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
     if not is_store(folder):

@@ -8,6 +8,7 @@ windows cost nothing. Where a client's samples do not lie side by side, a table 
 positions leads to them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,12 @@ ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped 
 
 
 Task = Literal["classes", "regression", "multilabel", "sequence"]
+_LABELS: dict[Task, str] = {  # what ``Features.classes`` counts
+    "classes": "classes",
+    "regression": "values to predict",
+    "multilabel": "labels",
+    "sequence": "classes at every position",
+}
 
 
 class Features(NamedTuple):
@@ -56,7 +63,7 @@ class Split(NamedTuple):
     size: NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
     """A population of clients with their training and test samples.
 
@@ -81,8 +88,9 @@ class FederatedData:
     Examples:
         >>> from fedmom.data import load
         >>> data = load("synthetic:clients=3")
-        >>> data.clients, data.features.kind
-        (3, 'vector')
+        >>> data
+        <FederatedData synthetic: 3 clients, 2,087 training and 234 test samples, vector 60, 10 \
+classes>
         >>> first = data.train.start[0]  # of client 0
         >>> data.arrays["x"][first : first + 2].shape
         (2, 60)
@@ -111,6 +119,16 @@ class FederatedData:
                 f" ({empty.size} such clients). Every client needs at least one; leave them out."
             )
 
+    def __repr__(self) -> str:
+        """Say what it is in a line: a notebook shows it."""
+        features = self.features
+        return (
+            f"<{type(self).__name__} {self.name}: {self.clients:,} clients,"
+            f" {int(self.train.size.sum()):,} training and {int(self.test.size.sum()):,} test"
+            f" samples, {features.kind} {'x'.join(map(str, features.shape))},"
+            f" {features.classes} {_LABELS[features.task]}>"
+        )
+
     @property
     def clients(self) -> int:
         """K, the number of clients."""
@@ -125,8 +143,20 @@ def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array that JAX can share: itself, or a copy that begins where XLA wants it."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
-    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    first = -room.ctypes.data % ALIGNMENT
-    copy = room[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = _aligned_room(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+def aligned_rows(array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return ``array[rows]`` where JAX can share it: large data is copied once, not twice."""
+    copy = _aligned_room((len(rows), *array.shape[1:]), array.dtype)
+    np.take(array, rows, axis=0, out=copy, mode="clip")  # "raise" would take room for another
+    return copy
+
+
+def _aligned_room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    return room[first : first + size].view(dtype).reshape(shape)

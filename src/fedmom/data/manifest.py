@@ -20,7 +20,7 @@ Type = Literal["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<
 Size = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 
 
-class Array(BaseModel):
+class StoredArray(BaseModel):
     """One file: the type and shape of its array, and its checksum."""
 
     model_config = ConfigDict(frozen=True)
@@ -49,7 +49,7 @@ class Manifest(BaseModel):
     class_names: tuple[str, ...] | None = None
     training_clients: Annotated[int, Field(ge=1, strict=True)]
     source: dict[str, Any]
-    arrays: dict[str, Array]
+    arrays: dict[str, StoredArray]
 
     @property
     def checksum(self) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.data.federated import FederatedData, Split
-from fedmom.data.packer import Packer
 
 Ranges = list[tuple[int, int]]
 ClientRows = tuple[dict[str, NDArray[Any]], Ranges]
@@ -16,6 +15,8 @@ ClientRows = tuple[dict[str, NDArray[Any]], Ranges]
 
 def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> None:
     """Write all samples of a dataset, client after client, so that each lies side by side."""
+    from fedmom.data.packer import Packer  # slow to load, and not needed for data in memory
+
     columns = {n: (a.dtype.str, a.shape[1:]) for n, a in data.arrays.items() if n != "at"}
     cut: Callable[[FederatedData, int, Sequence[Split]], ClientRows] = _rows
     if data.features.kind == "text":

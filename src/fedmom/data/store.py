@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.checksums import verify_once
 from fedmom.data.federated import Features, FederatedData, Split
-from fedmom.data.manifest import Array, Manifest, read_manifest
+from fedmom.data.manifest import Manifest, StoredArray, read_manifest
 
 
 def open_store(folder: Path) -> FederatedData:
@@ -36,12 +36,14 @@ def open_store(folder: Path) -> FederatedData:
     test = Split(arrays.pop("test_start")[tested], arrays.pop("test_size")[tested])
     data = FederatedData(
         name=manifest.name,
-        users=Names(characters, ends[:trained]),
+        users=UserNames(characters, ends[:trained]),
         features=Features(manifest.kind, manifest.shape, manifest.classes, manifest.task),
         arrays=arrays,
         train=train,
         test=test,
-        test_users=Names(characters, ends[trained:], int(ends[trained - 1])) if others else None,
+        test_users=UserNames(characters, ends[trained:], int(ends[trained - 1]))
+        if others
+        else None,
         class_names=manifest.class_names,
     )
     object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
@@ -76,7 +78,7 @@ def is_store(path: Path) -> bool:
     return (path / "manifest.json").is_file()
 
 
-class Names(Sequence[str]):
+class UserNames(Sequence[str]):
     """The clients' names, decoded one at a time."""
 
     def __init__(
@@ -99,7 +101,7 @@ class Names(Sequence[str]):
         return self._characters[first : int(self._ends[index])].tobytes().decode(errors="replace")
 
 
-def _mapped(folder: Path, name: str, entry: Array) -> NDArray[Any]:
+def _mapped(folder: Path, name: str, entry: StoredArray) -> NDArray[Any]:
     path = folder / f"{name}.bin"
     try:
         if path.stat().st_size != entry.bytes:

@@ -48,7 +48,7 @@ def from_table(
         seed: The seed of both.
         task: What the labels are, where it does not show.
         is_test: The test marks themselves, in place of a column.
-        decode: Columns that are pictures, with what makes an array of them.
+        decode: Columns that are images, with what makes an array of them.
         class_names: The names of classes 0, 1, ..., where the table knows them.
     """
     if test is not None and is_test is not None:

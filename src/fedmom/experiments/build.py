@@ -18,6 +18,7 @@ from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import limits
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
 from fedmom.experiments.step_sizes import default_lr
+from fedmom.models import adapters, checks
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime, Workload
@@ -64,15 +65,27 @@ class Experiment:
             **defaults: Options of the runtime, where the settings do not give them.
         """
         workload = Workload(
-            self.data, self.model, work or self.work, self.algorithm, self.config.seed
+            self.data,
+            self.model,
+            work or self.work,
+            self.algorithm,
+            self.config.seed,
+            cohort=self.pace.rows,
         )
         runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
         return runtime
 
     def train(
-        self, state: State, runtime: Runtime, rounds: int | None = None
+        self, state: State, runtime: Runtime, rounds: int | None = None, *, commit: bool = True
     ) -> Iterator[tuple[State, Record]]:
-        """Yield (state, record) after every round, until the run's last or another one."""
+        """Yield (state, record) after every round, until the run's last or another one.
+
+        Args:
+            state: Where to go on from.
+            runtime: Where the clients live.
+            rounds: The last round, if it is not the run's.
+            commit: As in ``fedmom.train``: whether a round counts as soon as it is done.
+        """
         steps = loop.train(
             state,
             runtime,
@@ -82,6 +95,7 @@ class Experiment:
             rounds=self.config.rounds if rounds is None else rounds,
             seed=self.config.seed,
             bad_replies=self.config.bad_replies,
+            commit=commit,
         )
         try:
             yield from steps
@@ -129,7 +143,10 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
             f" clients of {data.name}. Take at most {data.clients}."
         )
     config = _complete(config, data)
-    model, algorithm, work = parts(config, data.features)
+    integers = adapters.has_integers(data)
+    model, algorithm, work = parts(config, data.features, integers=integers)
+    if "@" in config.model:  # a user's own
+        checks.check(model, data.features, adapters.example(data))
     limits.check(config, work, data)
     draw = SAMPLERS.build(config.sampler, data.train.size)
     pace: Pace = PACES.build(config.pace, draw, config.clients_per_round)
@@ -148,12 +165,15 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     )
 
 
-def parts(config: RunConfig, features: Features) -> tuple[Model, Algorithm, LocalWork]:
+def parts(
+    config: RunConfig, features: Features, *, integers: bool = False
+) -> tuple[Model, Algorithm, LocalWork]:
     """Build what both ends of a run need, from settings with nothing left open.
 
     Args:
         config: The settings.
         features: What the model must accept.
+        integers: Whether its inputs are whole numbers.
     """
     algorithm = algorithms.algorithm(
         config.algorithm,
@@ -163,7 +183,8 @@ def parts(config: RunConfig, features: Features) -> tuple[Model, Algorithm, Loca
         config.aggregate,
         config.weighting,
     )
-    return models.build(config.model, features), algorithm, _work(config, algorithm)
+    model = models.build(config.model, features, integers=integers)
+    return model, algorithm, _work(config, algorithm)
 
 
 def _check_algorithm(config: RunConfig) -> None:

@@ -17,7 +17,7 @@ from fedmom.experiments.settings import RunConfig
 
 LIST = "compare.json"
 UNDER_WAY = "creation.json"  # what the folder is to hold, while it is being made
-Run = Callable[[RunFolder, Experiment, str], Result]
+Runner = Callable[[RunFolder, Experiment, str], Result]
 
 
 def configs(
@@ -128,7 +128,7 @@ def reopen(folder: Path, list_name: str) -> dict[str, Experiment]:
     return {name: prepare(config, loaded[config.data]) for name, config in configs.items()}
 
 
-def compare(folder: Path, experiments: Mapping[str, Experiment], run: Run) -> dict[str, Result]:
+def compare(folder: Path, experiments: Mapping[str, Experiment], run: Runner) -> dict[str, Result]:
     """Run, or go on with, one algorithm after another. One that diverges does not stop the rest.
 
     Args:

@@ -1,11 +1,12 @@
 """Running an experiment in its folder, or going on with one, until the last round."""
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.identity import label
@@ -15,7 +16,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
-from fedmom.experiments.recovery import Found, Say
+from fedmom.experiments.recovery import FoundCheckpoint, Say
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.diagnostics import Diagnostics
@@ -70,8 +71,15 @@ class Watcher(Protocol):
 
 
 def warn(text: str) -> None:
-    """Say something to a program: as a warning."""
-    warnings.warn(text, stacklevel=2)
+    """Say something to a program: as a warning, at the line of the user's that called us."""
+    level = 1
+    while (frame := sys._getframe(level)).f_back and _is_ours(frame.f_globals):
+        level += 1
+    warnings.warn(text, stacklevel=level + 1)
+
+
+def _is_ours(names: Mapping[str, Any]) -> bool:
+    return str(names.get("__name__")).partition(".")[0] in ("fedmom", "contextlib")
 
 
 def execute(
@@ -154,12 +162,14 @@ class _Execution:
     def _go_on(self) -> str:
         """Do the rounds that are left; return why a callback has ended them, if one has."""
         saved_at = time.monotonic()
-        watched = cast(Runtime, _Held(self._diagnostics or self._runtime))
-        for state, record in self._experiment.train(self._done, watched):
+        watched: Runtime = self._diagnostics or self._runtime
+        for state, record in self._experiment.train(self._done, watched, commit=False):
             self._log(state, record)
             due = state.round % self._config.eval_every == 0
             if due or state.round == self._config.rounds:
                 self._evaluate(state)
+            # From here on the round counts. Stopped before, the checkpoint is that of the round
+            # before, of the clients as well as of the server.
             self._settled = False
             self._runtime.commit()
             self._done, self._settled = state, True
@@ -217,7 +227,7 @@ class _Execution:
         for watcher in self._watchers:
             watcher.begin(self._experiment, state.round)
 
-    def _restore_runtime(self, found: Found) -> None:
+    def _restore_runtime(self, found: FoundCheckpoint) -> None:
         state, tensors = found.checkpoint
         try:
             self._runtime.restore(
@@ -261,25 +271,8 @@ class _Execution:
             self._saved = state.round
 
 
-class _Held:
-    """A runtime whose rounds count once the run has logged and evaluated them, not before.
-
-    Where the run is interrupted in between, the checkpoint is that of the round before, of the
-    clients as well as of the server.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def commit(self) -> None:
-        """Leave it to the run."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runtime, name)
-
-
 def _diagnostics(experiment: Experiment, runtime: Runtime) -> Diagnostics | None:
-    """Return what takes notes of the clients, if that is asked for."""
+    """Return the diagnostics of the run, if they are asked for."""
     config, rule = experiment.config, experiment.algorithm.rule
     if config.diagnostics_every is None or rule is None:
         return None

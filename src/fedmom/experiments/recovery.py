@@ -18,7 +18,7 @@ FOLDER = "checkpoint"
 Say = Callable[[str], None]
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A checkpoint to go on from, and the logs; ``fault`` says what is wrong with a newer one."""
 
     path: Path  # of the run
@@ -55,7 +55,7 @@ def has_checkpoint(path: Path) -> bool:
     return any((path / FOLDER / name).exists() for name in (NEWEST, PREVIOUS))
 
 
-def find(path: Path, template: Any, last_round: int) -> Found | None:
+def find(path: Path, template: Any, last_round: int) -> FoundCheckpoint | None:
     """Find the checkpoint to go on from, without touching anything.
 
     Args:
@@ -81,7 +81,7 @@ def find(path: Path, template: Any, last_round: int) -> Found | None:
             pointer = checkpoints.read_pointer(file)
             _check_place(path, file, pointer, read, last_round)
             checkpoint = checkpoints.load(file.parent, pointer, template)
-            return Found(path, checkpoint, pointer, read, "; ".join(faults))
+            return FoundCheckpoint(path, checkpoint, pointer, read, "; ".join(faults))
         except FileNotFoundError:
             if name == NEWEST:
                 faults.append(f"{file} is missing")

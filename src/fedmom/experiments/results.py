@@ -247,7 +247,7 @@ class RankedBy(NamedTuple):
 
 
 def ranked_by(groups: Sequence[Group]) -> RankedBy:
-    """Return what runs are ranked by: the first metric of the first run that has any."""
+    """Return the metric that runs are ranked by: the first of the first run that has any."""
     runs = [run for group in groups for run in group.runs]
     run = next((run for run in runs if run.evals), runs[0])
     return RankedBy(run.metric, run.better(run.metric))
@@ -260,7 +260,7 @@ def metrics_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return what all have in common, and the names of what differs."""
+    """Return the settings that all have in common, and the names of those that differ."""
     names = dict.fromkeys(name for each in values for name in each)
     common = {n: values[0][n] for n in names if len({v.get(n) for v in values}) == 1}
     return common, [name for name in names if name not in common]

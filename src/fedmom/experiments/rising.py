@@ -1,14 +1,17 @@
 """A run whose training loss rises: told while there is still time, with a step size to try."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.recovery import Say
+from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
 from fedmom.training.loop import Record
 
 PATIENCE = 3  # evaluations in a row with a loss above the first one's
 FACTOR = 10.0  # to the step size to try
+MOST_NAMED = 5  # runs, in the sentence about several
 
 
 class RisingLoss:
@@ -50,13 +53,30 @@ class RisingLoss:
             )
 
 
+def risen(results: Mapping[str, Result]) -> str:
+    """Say which runs ended worse than they began; nothing if none did.
+
+    Args:
+        results: The runs by name. Those that diverged or were stopped have said so.
+    """
+    found = {name: run for name, run in results.items() if not run.stop and run.risen()}
+    if not found:
+        return ""
+    runs = ", ".join(f"{name} {run.risen()}" for name, run in list(found.items())[:MOST_NAMED])
+    more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"the training loss ended above that of the first model: {runs}{more}."
+        f" {advice(next(iter(found.values())).config)}"
+    )
+
+
 def advice(config: RunConfig) -> str:
     """Return which step size to try instead.
 
     Examples:
         >>> advice(RunConfig(lr=0.1))
-        'Try --lr 0.01.'
+        'Try lr 0.01.'
     """
     if isinstance(config.lr, str):
-        return f"Try a schedule that starts lower than --lr {config.lr}."
-    return f"Try --lr {config.lr / FACTOR:.2g}."
+        return f"Try a schedule that starts lower than lr {config.lr}."
+    return f"Try lr {config.lr / FACTOR:.2g}."

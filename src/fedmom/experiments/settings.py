@@ -136,8 +136,8 @@ class RunConfig(BaseModel):
     )
     lr: RateOrAuto = Field(
         AUTO,
-        description="Local step size γ: a number, a schedule over rounds, or auto (what suited the"
-        " algorithm on data of this kind).",
+        description="Local step size γ: a number, a schedule over rounds, or auto (a default for"
+        " the algorithm and the kind of data).",
     )
     prox: float = Field(
         0.0, ge=0, le=1e9, description="FedProx's μ: pull towards the server's model."

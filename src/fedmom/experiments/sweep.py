@@ -40,7 +40,9 @@ def cells(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str,
     known = [kebab(name) for name in RunConfig.model_fields]
     for key, values in grid.items():
         if key not in known:
-            raise FedMomError(f"There is no setting {key!r} to vary. Settings: {sorted(known)}.")
+            raise FedMomError(
+                f"There is no setting {key!r} to vary. Settings: {', '.join(sorted(known))}."
+            )
         if not isinstance(values, list) or not values:
             raise FedMomError(f"grid: {key} = {values!r} must be a list of one value or more.")
     configs: dict[str, RunConfig] = {}
@@ -79,12 +81,17 @@ def side_by_side(
 
     Returns:
         The results; a run that could not be run has its error instead.
+
+    Raises:
+        Exception: What was raised in a run and is not a ``FedMomError``; the others are
+            finished first.
     """
     # Runs that begin together compile the same programs, and one may find what another is just
     # writing to JAX's cache on disk. JAX then compiles it itself; nothing to tell the user.
     warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
     stop = threading.Event()
     outcomes: dict[Path, Outcome] = {}
+    faults: list[Exception] = []
     with ThreadPoolExecutor(_at_once(experiments, how), thread_name_prefix="run") as pool:
         futures = {
             pool.submit(_run, path, experiment, _Tick(path, advanced, stop), watchers, how): path
@@ -93,16 +100,19 @@ def side_by_side(
         try:
             for future in as_completed(futures):
                 error = future.exception()
-                if error is not None and not isinstance(error, FedMomError):
-                    raise error
+                if isinstance(error, Exception) and not isinstance(error, FedMomError):
+                    faults.append(error)
+                    continue
                 path = futures[future]
-                outcomes[path] = error or future.result()
+                outcomes[path] = error if isinstance(error, FedMomError) else future.result()
                 if ended is not None:
                     ended(path, outcomes[path])
         except BaseException:
             stop.set()  # every run ends after its round, with its checkpoint written
             pool.shutdown(cancel_futures=True)
             raise
+    if faults:
+        raise faults[0]
     return {path: outcomes[path] for path in experiments}
 
 

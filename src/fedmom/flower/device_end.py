@@ -7,13 +7,16 @@ import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
+
+if TYPE_CHECKING:
+    from fedmom.runtimes.devices.answer import Owner
 
 DATA, CLIENT, FOLDER = "data", "client", "folder"  # keys of a SuperNode's --node-config
 SAID, TROUBLE = "device.log", "errors.log"
@@ -31,12 +34,24 @@ def respond(message: Message, context: Context) -> Message:
     from fedmom.core.compilation import prepare_process
 
     prepare_process()
-    from fedmom.runtimes.devices.answer import Owner, answer
+    from fedmom.runtimes.devices.answer import answer, failed
+
+    try:
+        owner = _owner(context)
+    except Exception as error:  # Flower would send its text, which may have paths in it
+        traceback.print_exception(error)
+        return failed(message, error)
+    return answer(message, owner)
+
+
+def _owner(context: Context) -> "Owner":
+    """Return what this device's owner has set up."""
+    from fedmom.runtimes.devices.answer import Owner
 
     folder = user_path(str(context.node_config.get(FOLDER, "device")), FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
     data = partial(own_data, context.node_config)
-    owner = Owner(
+    return Owner(
         data=data,
         open=lambda task: open_client(task, data(), folder),
         say=partial(_write, folder / SAID),
@@ -44,7 +59,6 @@ def respond(message: Message, context: Context) -> Message:
             folder / TROUBLE, "".join(traceback.format_exception(error)).rstrip()
         ),
     )
-    return answer(message, owner)
 
 
 def own_data(node_config: Any) -> Any:

@@ -1,15 +1,17 @@
 """A device's end as a program: a SuperNode, and in plain words what is asked of the device."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked
 from fedmom.flower import programs
 from fedmom.flower.device_end import SAID, own_data
-from fedmom.flower.layout import DeviceFolder, split_address
+from fedmom.flower.layout import DeviceFolder
 
 Say = Callable[[str], None]
 LOG = "supernode.log"
@@ -32,22 +34,18 @@ REFUSALS = {
 BUSY = "Failed to activate SuperNode"
 
 
-def participate(
-    device: DeviceFolder, data: str, client: str | None, server: str | None, say: Say
-) -> None:
+def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -> None:
     """Take part until interrupted.
 
     Args:
         device: The folder that the device was given.
         data: The device's data, a path or a dataset's name.
         client: Which client of it this device is, if it has several.
-        server: The server's address, if it is not that of the folder.
         say: Told what is asked of the device, and what leaves it.
     """
     from fedmom.data import locate
 
-    address = server or device.address
-    split_address(address)
+    os.environ |= _cache(device)  # prepared data, too, is with the device and nowhere else
     mine = own_data({"data": data, **({} if client is None else {"client": client})})
     say(
         f"{device.name}: {int(mine.train.size[0])} training and {int(mine.test.size[0])} test"
@@ -57,21 +55,24 @@ def participate(
     with locked(device.path):
         since = time.monotonic()
         while True:
-            command = programs.supernode(
-                device, programs.free_port(), str(locate(data)), client, address
-            )
+            command = programs.supernode(device, programs.free_port(), str(locate(data)), client)
             refusal, was_let_in = _attend(device, command, say)
             since = time.monotonic() if was_let_in else since
             if time.monotonic() - since > SECONDS_TO_RETURN:
-                raise FedMomError(f"{address} does not let this device in: {refusal}.")
+                raise FedMomError(f"{device.address} does not let this device in: {refusal}.")
             say(f"{refusal}. Trying again.")
             time.sleep(SECONDS_BETWEEN_TRIES)
 
 
+def _cache(device: DeviceFolder) -> dict[str, str]:
+    """Return what makes processes keep prepared data and compiled programs in a device's folder."""
+    cache = device.path / "cache"
+    return {**kept_in(cache), "FEDMOM_CACHE": str(cache)}
+
+
 def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
     """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
-    cache = device.path / "cache"
-    home = programs.environment(device.path / "flwr", FEDMOM_CACHE=str(cache))
+    home = programs.environment(device.path / "flwr", **_cache(device))
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
     text, connected = "", False
     with programs.running(command, device.path / LOG, home, device.path) as process:

@@ -167,17 +167,23 @@ def open_deployment(path: Path) -> Deployment:
     return Deployment(path.resolve(), address, listen, _flag(file, facts))
 
 
-def open_device(path: Path) -> DeviceFolder:
-    """Return the folder that a device was given."""
+def open_device(path: Path, server: str | None = None) -> DeviceFolder:
+    """Return the folder that a device was given.
+
+    Args:
+        path: The folder.
+        server: Another address of the server than the folder says.
+    """
     facts = _facts(path / DEVICE, "what a device needs. Take it from the server's devices/")
-    name, server = _text(path / DEVICE, facts, "name"), _address(path / DEVICE, facts, "server")
+    name = _text(path / DEVICE, facts, "name")
+    address = server or _address(path / DEVICE, facts, "server")
     insecure = _flag(path / DEVICE, facts)
-    host, _ = split_address(server)
+    host, _ = split_address(address)
     if insecure and not is_loopback(host):
         raise FedMomError(
             f"{path / DEVICE}: insecure is for trials on one machine, and {host} is another."
         )
-    return DeviceFolder(path.resolve(), name, server, insecure)
+    return DeviceFolder(path.resolve(), name, address, insecure)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any
 
+from flwr.app import Error
+
 EAGER_SECONDS = 30.0  # after a message: the next one is likely to come soon
 EAGER_LOOKS, LOOKS_FOR_REPLY = 0.25, 0.05  # seconds between looks
 WORKER_LOOKS = 0.05
@@ -76,8 +78,13 @@ def work(address: str, parent: int) -> None:
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    from flwr.supernode.runtime import run_clientapp as handler
 
+    # What ends the SuperNode is sent to all of its group. Were this process to end first, the
+    # SuperNode would not come to tell the server that the device leaves.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    setattr(handler, "Error", by_name)  # noqa: B010
     _load()
     client = RuntimeHttpClient.from_server_address(
         address,
@@ -91,10 +98,21 @@ def work(address: str, parent: int) -> None:
         if task.HasField("task") and task.token:
             child = os.fork()
             if child == 0:
-                run_clientapp(address, task.token, True, parent_pid=parent)
+                handler.run_clientapp(address, task.token, True, parent_pid=parent)
             os.waitpid(child, 0)
         else:
             time.sleep(WORKER_LOOKS)
+
+
+def by_name(code: int, reason: str) -> Error:
+    """Return an error as a server is told of it: Flower's text of an exception is cut to its type.
+
+    Args:
+        code: Flower's code of the error.
+        reason: Flower's text: for an exception, its type, a colon, and what it says, which may
+            be data or paths.
+    """
+    return Error(code, reason.partition(":<")[0])
 
 
 def _load() -> None:

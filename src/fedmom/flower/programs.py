@@ -50,9 +50,7 @@ def superlink(deployment: Deployment) -> list[str]:
     ]
 
 
-def supernode(
-    device: DeviceFolder, port: int, data: str, client: str | None, server: str
-) -> list[str]:
+def supernode(device: DeviceFolder, port: int, data: str, client: str | None) -> list[str]:
     """Return the command of a device's SuperNode."""
     config: dict[str, Any] = {"data": data, "folder": str(device.path)}
     config |= {} if client is None else {"client": client}
@@ -65,7 +63,7 @@ def supernode(
         ]
     return [
         *(sys.executable, "-m", "fedmom.flower.node"),
-        *("--superlink", server, "--host", "127.0.0.1", "--port", str(port)),
+        *("--superlink", device.address, "--host", "127.0.0.1", "--port", str(port)),
         *("--node-config", words),
         *safety,
     ]

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal
-from fedmom.runtimes.devices.link import Link
+from fedmom.runtimes.devices.link import Journal, Link
 from fedmom.runtimes.devices.population import DeviceData, from_json, meet, to_json
-from fedmom.runtimes.devices.runtime import Terms, flower, terms
+from fedmom.runtimes.devices.runtime import flower
+from fedmom.runtimes.devices.terms import Terms, terms
 from fedmom.training.loop import Record
 
 OUT = "out"  # the key, in an app's settings, of the run's folder
 DEFAULTS = {"data": "devices", "runtime": "flower", "bad-replies": "skip"}
+AGAIN = ("repeated", "no scores")  # events after which devices are asked again
 
 server_app = ServerApp()
 
@@ -59,9 +61,9 @@ def serve(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
         folder, experiment = _again(out, link)
     else:
         folder, experiment = _anew(out, link, values)
-    link.journal = journal.writer(out)
+    link.journal = News(journal.writer(out), experiment.data.users)
     link.settings = _sent(experiment)
-    return execute(folder, experiment, [Lines()], say=_say)
+    return execute(folder, experiment, [Lines(experiment.data.users)], say=_say)
 
 
 def _anew(out: Path, link: Link, values: Mapping[str, Any]) -> tuple[RunFolder, Experiment]:
@@ -99,8 +101,39 @@ def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
+class News:
+    """Keeps events, and says of whom a run has to ask again: it may do so for long.
+
+    Args:
+        write: Keeps an event.
+        names: The devices' names.
+    """
+
+    def __init__(self, write: Journal, names: Sequence[str]) -> None:
+        self._write, self._names = write, names
+        self._why: dict[int, tuple[int | None, str]] = {}  # by client: the round, and a reason
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Take note of an event."""
+        self._write(event)
+        kind, round_ = event["event"], event.get("round")
+        if kind == "failed":
+            self._why[event["client"]] = (round_, event["reason"])
+        elif kind == "evaluated":
+            self._why = {}
+        elif kind in AGAIN:
+            now = ((k, reason) for k, (when, reason) in self._why.items() if when == round_)
+            why = "".join(f"; {self._names[k]}: {reason}" for k, reason in now)
+            where = "" if round_ is None else f"Round {round_}: "
+            _say(f"{where}{event['reason']}{why}. Asking again.")
+            self._why = {}
+
+
 class Lines:
     """Prints a line per round and evaluation, for Flower's log of the run."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
 
     def begin(self, experiment: Experiment, round_: int) -> None:
         """Say where the run stands."""
@@ -111,7 +144,7 @@ class Lines:
     def round(self, record: Record) -> None:
         """Say who answered."""
         loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
-        why = "".join(f"; client {client}: {reason}" for client, reason in record.rejected)
+        why = "".join(f"; {self._names[client]}: {text}" for client, text in record.rejected)
         asked = len(record.cohort)
         _say(
             f"Round {record.round}: {record.replies} of {asked} replies count{loss},"

@@ -49,6 +49,7 @@ class FedMom(Strategy):
             ``uniform``.
         min_available_nodes: How many nodes must be there before the first round.
         least: The fewest replies that make a round; with fewer, the round is repeated.
+        max_samples: The most samples that are believed of a node.
         seed: The seed of the cohorts.
         folder: Where to keep model, momentum and the nodes' numbers of samples; None: nowhere.
         evaluate: Whether all nodes evaluate every model.
@@ -69,19 +70,25 @@ class FedMom(Strategy):
         weighting: Weighting = "population",
         min_available_nodes: int = 2,
         least: int = 1,
+        max_samples: int = 1_000_000,
         seed: int = 0,
         folder: str | Path | None = None,
         evaluate: bool = True,
     ) -> None:
-        if clients_per_round < 1 or least < 1 or min_available_nodes < clients_per_round:
+        if min(clients_per_round, least, max_samples) < 1:
             raise FedMomError(
-                f"clients_per_round {clients_per_round} and least {least} must be 1 or more, and"
-                f" min_available_nodes {min_available_nodes} at least clients_per_round."
+                f"clients_per_round {clients_per_round}, least {least} and max_samples"
+                f" {max_samples} must be 1 or more."
+            )
+        if min_available_nodes < clients_per_round:
+            raise FedMomError(
+                f"min_available_nodes {min_available_nodes} must be at least clients_per_round"
+                f" {clients_per_round}."
             )
         self.learning_rate, self.momentum = learning_rate, momentum
         self.clients_per_round, self.min_available_nodes = clients_per_round, min_available_nodes
         self.weighting, self.least, self.seed, self.evaluate = weighting, least, seed, evaluate
-        self._rule = mean(weighting)
+        self.max_samples, self._rule = max_samples, mean(weighting)
         self._folder = None if folder is None else Path(folder)
         self._known = KnownNodes(self._folder)
         self._asked: dict[int, str] = {}  # the key of every node that was asked
@@ -199,7 +206,7 @@ class FedMom(Strategy):
         for reply in replies:
             if reply.has_content():
                 try:
-                    found.append(_metrics(reply.content))
+                    found.append(self._metrics(reply.content))
                 except UnusableReplyError as error:
                     log(WARNING, "An evaluation does not count: %s", error)
         return _mean_metrics(found) if found else None
@@ -223,13 +230,24 @@ class FedMom(Strategy):
             raise UnusableReplyError(f"node {node}: {reply.error.reason}")
         if node not in self._asked:
             raise UnusableReplyError(f"node {node} was not asked, or has answered already")
-        samples, metrics = _metrics(reply.content)
+        samples, metrics = self._metrics(reply.content)
         arrays = wire.named_arrays(reply.content, ARRAYS, sent)
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise UnusableReplyError(f"node {node}: {name} is not finite")
         self._known.note(self._asked.pop(node), samples)
         return samples, arrays, metrics
+
+    def _metrics(self, content: RecordDict) -> tuple[int, MetricRecord]:
+        """Return a reply's number of samples, and its metrics."""
+        records = list(content.metric_records.values())
+        told = records[0].get(SAMPLES) if len(records) == 1 else None
+        samples = int(told) if isinstance(told, int | float) and float(told).is_integer() else 0
+        if not 0 < samples <= self.max_samples:
+            raise UnusableReplyError(
+                f"it has no {SAMPLES} from 1 to {self.max_samples} (max_samples): {told!r}"[:200]
+            )
+        return samples, records[0]
 
     def _rate(self) -> Any:
         if self.learning_rate != "auto":
@@ -336,16 +354,6 @@ def _answers(grid: Grid, messages: list[Message], timeout: float, most: int) -> 
             else:
                 yield reply.message
         time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
-def _metrics(content: RecordDict) -> tuple[int, MetricRecord]:
-    """Return a reply's number of samples, and its metrics."""
-    records = list(content.metric_records.values())
-    told = records[0].get(SAMPLES) if len(records) == 1 else None
-    samples = int(told) if isinstance(told, int | float) and float(told).is_integer() else 0
-    if not 0 < samples < 2**53:
-        raise UnusableReplyError(f"it has no {SAMPLES}, or one that cannot be: {told!r}"[:200])
-    return samples, records[0]
 
 
 def _mean_metrics(found: list[tuple[int, MetricRecord]]) -> MetricRecord:

@@ -6,6 +6,7 @@ Importing this package does not import JAX: ``build`` does.
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -40,12 +41,14 @@ METRICS = Registry(
 
 
 @lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
-def build(spec: str, features: "Features") -> "Model":
+def build(spec: str, features: "Features", *, integers: bool = False) -> "Model":
     """Build a model by its name with options, fitted to the data's features.
 
     Args:
         spec: A name of ``MODELS`` with options, such as ``mlp:hidden=100``.
         features: What the model must accept: ``data.features``.
+        integers: Whether inputs are whole numbers, which features do not say: flax draws the
+            parameters of a net with an example of its inputs.
 
     Returns:
         The model; the same object for equal arguments.
@@ -61,7 +64,29 @@ def build(spec: str, features: "Features") -> "Model":
         [(60, 16), (16, 10)]
     """
     from fedmom.core.compilation import keep_programs
-    from fedmom.models.base import fitted
+    from fedmom.models.base import Model, fitted
 
     keep_programs()
-    return fitted(MODELS.build(spec, features), features)
+    made = _called(spec, features)
+    if isinstance(made, Model):
+        return fitted(made, features)
+    from fedmom.models.adapters import example, of_net
+
+    return of_net(made, features, example(features, integers=integers))
+
+
+def _called(spec: str, features: "Features") -> object:
+    """Call the function that a spec names; say how a user's own is called, if that fails."""
+    if "@" not in spec:
+        return MODELS.build(spec, features)
+    try:
+        return MODELS.build(spec, features)
+    except FedMomError:
+        raise
+    except Exception as error:
+        why = str(error).rstrip(".")
+        raise FedMomError(
+            f"The function {spec}, given as the model, is called with data.features and must"
+            f" return a model or a net; it failed: {why}. One that makes a net of a key or of rngs"
+            " is given as fedmom.model(function, data)."
+        ) from error

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
 from fedmom.core.types import LOWER_IS_BETTER, Params
-from fedmom.data.batches import reader
 from fedmom.data.federated import Features, FederatedData
-from fedmom.models import METRICS
+from fedmom.models import METRICS, build
 from fedmom.models._net import Net, arguments, beside_state
 from fedmom.models.base import TASKS, Model
 from fedmom.models.losses import LOSSES, Loss
@@ -42,8 +42,9 @@ def model(
         net: A ``flax.linen`` module. A function of ``nnx.Rngs`` that makes a ``flax.nnx`` module. A
             function of a key that makes an ``equinox`` module, or a module and its state; it is
             applied to one sample. What ``haiku.transform`` or ``transform_with_state`` returns. A
-            pair of functions ``init(key) -> params`` and ``apply(params, x, key) -> outputs``. An
-            nnx or equinox module itself starts from the parameters that it has, whatever the seed.
+            pair of functions ``init(key) -> params`` and ``apply(params, x, key) -> outputs``. The
+            name of a built-in model, to give it another loss or other metrics. An nnx or equinox
+            module itself starts from the parameters that it has, whatever the seed.
         data: What it is trained on: the data, or its features.
         loss: ``loss(outputs, labels) ->`` one number per sample, or a name of
             ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
@@ -75,12 +76,61 @@ def model(
     features = data.features if isinstance(data, FederatedData) else data
     if state not in STATE_CHOICES:
         raise FedMomError(f"state {state!r} is neither average nor local.")
-    usual, shown = TASKS[features.task]
-    found = _net(net, _example(data), has_state=has_state)
-    return _model(found, state)._replace(
-        loss=usual if loss is None else _loss(loss),
-        metrics=shown if metrics is None else _metrics(metrics),
+    if isinstance(net, str):
+        found = _built_in(net, features, state)
+    else:
+        found = of_net(net, features, example(data), state, has_state=has_state)
+    return found._replace(
+        loss=found.loss if loss is None else _loss(loss),
+        metrics=found.metrics if metrics is None else _metrics(metrics),
     )
+
+
+def of_net(
+    net: Any,
+    features: Features,
+    x: NDArray[Any],
+    state: StateChoice = "average",
+    *,
+    has_state: bool = False,
+) -> Model:
+    """Make a model of a net, with the loss and metrics of the data's task.
+
+    Args:
+        net: As for ``model``.
+        features: What the model must accept.
+        x: A batch of inputs, for its shape and type.
+        state: As for ``model``.
+        has_state: As for ``model``.
+    """
+    loss, metrics = TASKS[features.task]
+    found = _net(net, jnp.asarray(x), has_state=has_state)
+    return _model(found, state)._replace(loss=loss, metrics=metrics)
+
+
+def example(data: FederatedData | Features, *, integers: bool = False) -> NDArray[Any]:
+    """Return a batch of one input, all zeros.
+
+    Args:
+        data: The data, or its features, which do not say whether inputs are whole numbers.
+        integers: Of features: whether they are.
+    """
+    if isinstance(data, FederatedData):
+        return example(data.features, integers=has_integers(data))
+    whole = integers or data.kind == "text"
+    return np.zeros((1, *data.shape), np.int32 if whole else np.float32)
+
+
+def has_integers(data: FederatedData) -> bool:
+    """Tell whether the inputs of a batch are whole numbers; bytes become floats."""
+    dtype = data.arrays["x"].dtype if "x" in data.arrays else np.dtype(np.uint8)
+    return bool(np.issubdtype(dtype, np.integer)) and dtype != np.uint8
+
+
+def _built_in(name: str, features: Features, state: StateChoice) -> Model:
+    if state == "local":
+        raise FedMomError(f'state "local" is for nets that have state, and {name} has none.')
+    return build(name, features)
 
 
 def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
@@ -104,8 +154,8 @@ def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
     if callable(net):
         return _made(net)
     raise FedMomError(
-        f"{net!r} is no net that is known here. Give a flax, equinox or haiku net, or a pair of"
-        " functions (init, apply): docs/models.md."
+        f"{net!r} is not a net. Give a flax, equinox or haiku net, or a pair of functions"
+        " (init, apply): docs/models.md."
     )
 
 
@@ -142,15 +192,6 @@ def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bo
         lambda p, state, x, key: (apply(p, x, key), state),
         beside_state,
     )
-
-
-def _example(data: FederatedData | Features) -> jax.Array:
-    """Return a batch of one input, of the shape and type that the data has."""
-    if isinstance(data, FederatedData):
-        x, _ = jax.eval_shape(reader(data.features), data.arrays, np.zeros(1, np.int32))
-        return jnp.zeros(x.shape, x.dtype)
-    dtype = jnp.int32 if data.kind == "text" else jnp.float32
-    return jnp.zeros((1, *data.shape), dtype)
 
 
 def _model(net: Net, choice: StateChoice) -> Model:

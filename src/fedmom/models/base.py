@@ -97,19 +97,19 @@ def glorot_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draw as ``jax.nn.initializers.glorot_uniform`` does, with nothing to compile."""
     field = math.prod(shape[:-2])  # of a convolution
     variance = np.float32(1 / (field * (shape[-2] + shape[-1]) / 2))
-    return jnp.asarray(centred_uniform(key, shape) * np.sqrt(np.float32(3) * variance))
+    return jax.device_put(centred_uniform(key, shape) * np.sqrt(np.float32(3) * variance))
 
 
 def dense(key: jax.Array, fan_in: int, fan_out: int) -> Params:
     """A linear layer with Glorot-uniform weights and zero bias."""
     weights = glorot_uniform(key, (fan_in, fan_out))
-    return {"w": weights, "b": jnp.asarray(np.zeros(fan_out, np.float32))}
+    return {"w": weights, "b": jax.device_put(np.zeros(fan_out, np.float32))}
 
 
 def conv(key: jax.Array, size: int, channels_in: int, channels_out: int) -> Params:
     """A square convolution with Glorot-uniform weights and zero bias."""
     weights = glorot_uniform(key, (size, size, channels_in, channels_out))
-    return {"w": weights, "b": jnp.asarray(np.zeros(channels_out, np.float32))}
+    return {"w": weights, "b": jax.device_put(np.zeros(channels_out, np.float32))}
 
 
 def linear(layer: Params, x: jax.Array) -> jax.Array:

@@ -7,12 +7,12 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.threefry import split
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
-from fedmom.models._conv_pool import conv_relu_pool, linear_of_maps
-from fedmom.models.base import Model, as_channels, conv, dense, dropout, linear, need
+from fedmom.models._conv_pool import conv_relu_pool, linear_of_maps, linear_of_rows
+from fedmom.models.base import Model, as_channels, conv, dense, dropout, need
 
 
 def lenet5(features: Features) -> Model:
-    """LeNet-5, rectified and max-pooled: conv 6, conv 16, dense 120, 84 (images)."""
+    """LeNet-5 with ReLU and max pooling: conv 6, conv 16, dense 120, 84 (images)."""
     height, width, channels = _image_shape("lenet5", features)
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
     numbers = 120 * (flat + 1) + 85 * features.classes
@@ -32,7 +32,7 @@ def lenet5(features: Features) -> Model:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
         x = conv_relu_pool(params["conv2"], x, "VALID")
         x = jax.nn.relu(linear_of_maps(params["dense1"], x))
-        return linear(params["out"], jax.nn.relu(linear(params["dense2"], x)))
+        return linear_of_rows(params["out"], jax.nn.relu(linear_of_rows(params["dense2"], x)))
 
     return Model(init, apply)
 
@@ -59,7 +59,7 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
         x = conv_relu_pool(params["conv2"], x, "SAME")
         x = jax.nn.relu(linear_of_maps(params["dense"], x))
-        return linear(params["out"], dropout(x, dropout_rate, key))
+        return linear_of_rows(params["out"], dropout(x, dropout_rate, key))
 
     return Model(init, apply)
 

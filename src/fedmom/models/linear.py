@@ -27,7 +27,7 @@ def mlp(
     hidden: Annotated[int, Between(1, MOST)] = 200,
     layers: Annotated[int, Between(1, MOST_LAYERS)] = 2,
 ) -> Model:
-    """Perceptron with rectified hidden layers, McMahan's 2NN by default (vectors, images)."""
+    """Multilayer perceptron with ReLU, McMahan's 2NN by default (vectors, images)."""
     need("mlp", features, ("vector", "image"))
     first, last = flat_size(features), features.classes
     numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last

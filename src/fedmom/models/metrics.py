@@ -221,7 +221,7 @@ def _total(values: jax.Array) -> jax.Array:
 
 
 def _as_labels(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return what was predicted and what is true, both as booleans per label or class."""
+    """Return predictions and truth, both as booleans per label or class."""
     if y.ndim == out.ndim:  # log-odds of labels
         return shaped(out, y) > 0, y > 0
     classes, counted = out.shape[-1], (y >= 0)[..., None]

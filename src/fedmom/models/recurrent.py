@@ -19,7 +19,7 @@ def char_lstm(
     embedding: Annotated[int, Between(1, MOST)] = 8,
     hidden: Annotated[int, Between(1, MOST)] = 128,
 ) -> Model:
-    """The next character from the last: embedding, one LSTM layer, softmax (text)."""
+    """Next-character prediction: embedding, one LSTM layer, softmax (text)."""
     need("char_lstm", features, ("text",))
     numbers = 4 * hidden * (embedding + hidden + 1) + features.classes * (embedding + hidden + 1)
     check_parameters(f"char_lstm:embedding={embedding},hidden={hidden}", numbers)

@@ -45,7 +45,7 @@ def on_trained(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def trained_of(tree: Any) -> Any:
-    """Return what methods see: ``trained`` of ``Variables``, else the whole."""
+    """Return the parameters that methods see: ``trained`` of ``Variables``, else the whole."""
     return tree.trained if isinstance(tree, Variables) else tree
 
 

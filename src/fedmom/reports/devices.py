@@ -15,7 +15,7 @@ from fedmom.runtimes.devices.journal import DEVICES, events
 
 COLUMNS = (
     *("device", "training samples", "asked", "answered", "median s", "not answered"),
-    *("last", "why not, the last time"),
+    *("is", "last", "why not, the last time"),
 )
 WORDS = {
     "asked": "asked to train",
@@ -37,12 +37,17 @@ def grid(folder: Path, rejected: Mapping[int, str]) -> Grid | None:
     if known is None:
         return None
     seen: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    repeated = 0
+    repeated, there = 0, None
     for event in events(folder):
         repeated += event.get("event") == "repeated"
+        if event.get("event") == "online" and isinstance(event.get("clients"), list):
+            there = event["clients"]
         if type(event.get("client")) is int:
             seen[event["client"]].append(event)
-    rows = [_row(device, seen[k], rejected.get(k, "")) for k, device in enumerate(known)]
+    rows = [
+        _row(device, seen[k], _presence(k, there), rejected.get(k, ""))
+        for k, device in enumerate(known)
+    ]
     note = f"Rounds that were repeated, since too few had answered: {repeated}." if repeated else ""
     return Grid("devices", "Devices", COLUMNS, rows, note)
 
@@ -60,7 +65,14 @@ def _known(folder: Path) -> list[Mapping[str, Any]] | None:
         ) from None
 
 
-def _row(device: Mapping[str, Any], seen: list[Mapping[str, Any]], rejected: str) -> list[str]:
+def _presence(client: int, there: list[Any] | None) -> str:
+    """Return whether a device was online when somebody was last asked."""
+    return "–" if there is None else "online" if client in there else "offline"
+
+
+def _row(
+    device: Mapping[str, Any], seen: list[Mapping[str, Any]], presence: str, rejected: str
+) -> list[str]:
     of = {name: [e for e in seen if e.get("event") == name] for name in WORDS}
     seconds = [e["seconds"] for e in of["answered"] if _is_number(e.get("seconds"))]
     missed = of["failed"] + of["too late"]
@@ -72,6 +84,7 @@ def _row(device: Mapping[str, Any], seen: list[Mapping[str, Any]], rejected: str
         str(len(of["answered"])),
         f"{statistics.median(seconds):.1f}" if seconds else "–",
         str(len(missed)),
+        presence,
         _last(seen),
         rejected or why,
     ]

@@ -12,7 +12,7 @@ COMPARED = ("accuracy", "loss", "area", "rounds")
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredDifference:
     """One measure of a duel: the difference over seeds, and what may be said of it."""
 
     difference: Difference
@@ -26,7 +26,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Duel:
+class MeasuredDuel:
     """Two methods: their measures, and the first less the second."""
 
     where: str
@@ -34,7 +34,7 @@ class Duel:
     theirs: str
     a: Measures
     b: Measures
-    found: Mapping[str, Found]  # by measure
+    found: Mapping[str, MeasuredDifference]  # by measure
 
     def is_(self, measure: str, finding: Finding) -> bool:
         """Whether this is what a measure shows."""
@@ -60,7 +60,7 @@ class Duel:
         return f"{names}: {'; '.join([*parts, target])}; seeds {self.seeds}"
 
 
-def duels(pairs: Sequence[tuple[Contest, str, str]]) -> list[Duel]:
+def duels(pairs: Sequence[tuple[Contest, str, str]]) -> list[MeasuredDuel]:
     """Compare two methods in several contests, as one family.
 
     P-values are corrected over the contests by Holm's method, measure by measure. Only the
@@ -72,18 +72,19 @@ def duels(pairs: Sequence[tuple[Contest, str, str]]) -> list[Duel]:
     sides = [_sides(*pair) for pair in pairs if {pair[1], pair[2]} <= pair[0].entries.keys()]
     found = {name: _family(name, [(a, b) for *_, a, b in sides]) for name in COMPARED}
     return [
-        Duel(*side, found={name: found[name][place] for name in COMPARED})
+        MeasuredDuel(*side, found={name: found[name][place] for name in COMPARED})
         for place, side in enumerate(sides)
     ]
 
 
-def _family(name: str, pairs: Sequence[tuple[Measures, Measures]]) -> list[Found]:
+def _family(name: str, pairs: Sequence[tuple[Measures, Measures]]) -> list[MeasuredDifference]:
     """Return what one measure shows in every contest."""
     margin = MARGIN if name == "accuracy" else None
     apart = [difference(getattr(a, name).of_seeds, getattr(b, name).of_seeds) for a, b in pairs]
     adjusted = holm([each.p for each in apart])
     return [
-        Found(each, p, each.finding(p, margin)) for each, p in zip(apart, adjusted, strict=True)
+        MeasuredDifference(each, p, each.finding(p, margin))
+        for each, p in zip(apart, adjusted, strict=True)
     ]
 
 

@@ -11,7 +11,7 @@ from fedmom.experiments.results import Result
 from fedmom.reproduction import directions, plan
 from fedmom.reproduction.directions import Directions
 from fedmom.reproduction.measures import Measures, measure
-from fedmom.reproduction.plan import METHODS, PAPER, RIVALS, Scale, Task, Variant
+from fedmom.reproduction.plan import METHODS, PAPER, RIVALS, PaperTask, Scale, Variant
 from fedmom.reproduction.runner import Cache
 
 # By method, then by the choice of what is varied, such as γ.
@@ -53,7 +53,7 @@ class Findings:
     beyond: Mapping[str, Contest]  # by variant
     author: Mapping[str, Measures]  # by label
 
-    def at_same_lr(self, task: Task) -> dict[float, Contest]:
+    def at_same_lr(self, task: PaperTask) -> dict[float, Contest]:
         """FedAvg and FedMom at every γ of the grid at which both have ended."""
         curves = self.over_lr[task.name]
         both = [lr for lr in task.lrs if all(lr in curves.get(m, {}) for m in RIVALS)]
@@ -94,11 +94,11 @@ def gather(
     )
 
 
-def _asked(scale: Scale, task: Task, parts: Sequence[str]) -> bool:
+def _asked(scale: Scale, task: PaperTask, parts: Sequence[str]) -> bool:
     return "fig3" in parts or ("fig4" in parts and task == scale.femnist)
 
 
-def _equal(cache: Cache, scale: Scale, task: Task) -> Contest:
+def _equal(cache: Cache, scale: Scale, task: PaperTask) -> Contest:
     choice = cache.choice(scale.search(task, "fedavg", cache.choose))
     if choice is None:
         return Contest(task.name, {})
@@ -110,7 +110,7 @@ def _equal(cache: Cache, scale: Scale, task: Task) -> Contest:
 
 
 def _own(
-    cache: Cache, scale: Scale, task: Task, methods: Sequence[str], variant: Variant
+    cache: Cache, scale: Scale, task: PaperTask, methods: Sequence[str], variant: Variant
 ) -> Contest:
     grids = {m: scale.search(task, m, cache.choose, variant) for m in methods}
     choices = {m: choice for m, grid in grids.items() if (choice := cache.choice(grid))}
@@ -125,7 +125,7 @@ def _own(
     )
 
 
-def _over_lr(cache: Cache, scale: Scale, task: Task) -> RunsByChoice:
+def _over_lr(cache: Cache, scale: Scale, task: PaperTask) -> RunsByChoice:
     seeds = task.seeds[: task.few]
     return {
         m: {lr: runs for lr in task.lrs if (runs := cache.results(scale.runs(task, m, lr, seeds)))}
@@ -155,7 +155,7 @@ def _at_epochs(
 
 
 def _directions(
-    cache: Cache, scale: Scale, task: Task, folder: Path, console: Console, replay: bool
+    cache: Cache, scale: Scale, task: PaperTask, folder: Path, console: Console, replay: bool
 ) -> Directions | None:
     """FedAvg's first tuning seed at the equal γ, seen also from where the next best γ ended."""
     choice = cache.choice(scale.search(task, "fedavg", cache.choose))

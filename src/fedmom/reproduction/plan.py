@@ -37,7 +37,7 @@ LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 @dataclass(frozen=True)
-class Task:
+class PaperTask:
     """One of the two datasets, with its model, local work, step sizes and seeds."""
 
     name: str
@@ -111,7 +111,7 @@ AUTHOR = {
 class LrGrid:
     """One method's runs over step sizes, on tuning seeds, by which its γ is chosen."""
 
-    task: Task
+    task: PaperTask
     algorithm: str
     variant: Variant
     runs: Mapping[float, Mapping[int, RunConfig]]  # by γ, then by seed
@@ -131,14 +131,14 @@ class Scale:
     name: str
     rounds: int
     eval_every: int
-    femnist: Task
-    shakespeare: Task
+    femnist: PaperTask
+    shakespeare: PaperTask
     epochs: tuple[float, ...]  # local work in Figure 6, multiples of an epoch
     variants: tuple[Variant, ...]
     window: int  # rounds over which inner products are averaged
 
     @property
-    def tasks(self) -> tuple[Task, Task]:
+    def tasks(self) -> tuple[PaperTask, PaperTask]:
         """Both datasets."""
         return self.femnist, self.shakespeare
 
@@ -152,7 +152,7 @@ class Scale:
 
     def run(
         self,
-        task: Task,
+        task: PaperTask,
         algorithm: str,
         lr: float,
         seed: int,
@@ -175,7 +175,7 @@ class Scale:
         return settings.parse(build.fitting(values))
 
     def search(
-        self, task: Task, algorithm: str, choose: Choose, variant: Variant = PAPER
+        self, task: PaperTask, algorithm: str, choose: Choose, variant: Variant = PAPER
     ) -> LrGrid:
         """Return a method's runs over γ: its first step sizes, and more beyond a best at the end.
 
@@ -195,7 +195,7 @@ class Scale:
 
     def runs(
         self,
-        task: Task,
+        task: PaperTask,
         algorithm: str,
         lr: float,
         seeds: Sequence[int],
@@ -234,7 +234,7 @@ def wanted(
 
 
 def _at_equal_lr(
-    scale: Scale, task: Task, methods: Sequence[str], choose: Choose, most: int | None
+    scale: Scale, task: PaperTask, methods: Sequence[str], choose: Choose, most: int | None
 ) -> Iterator[RunConfig]:
     grid = scale.search(task, "fedavg", choose)
     yield from grid.configs()
@@ -246,7 +246,7 @@ def _at_equal_lr(
 
 def _at_own_lr(
     scale: Scale,
-    task: Task,
+    task: PaperTask,
     methods: Sequence[str],
     choose: Choose,
     most: int | None,
@@ -317,7 +317,7 @@ FULL = Scale(
     name="full",
     rounds=1000,
     eval_every=50,
-    femnist=Task(
+    femnist=PaperTask(
         name="FEMNIST",
         data="glyphs",
         settings={"model": "lenet5", "local-epochs": 1},
@@ -333,7 +333,7 @@ FULL = Scale(
         fedsgd_share=1,
         cost=1,
     ),
-    shakespeare=Task(
+    shakespeare=PaperTask(
         name="Shakespeare",
         data="shakespeare",
         # An epoch of a role of the paper's size is 373 steps on average, hours per run on two

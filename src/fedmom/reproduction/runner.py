@@ -18,7 +18,7 @@ from fedmom.experiments.settings import RunConfig
 from fedmom.experiments.sweep import Outcome, side_by_side
 from fedmom.reproduction import plan
 from fedmom.reproduction.measures import Choice, best
-from fedmom.reproduction.plan import LrGrid, Scale, Task
+from fedmom.reproduction.plan import LrGrid, PaperTask, Scale
 from fedmom.reproduction.progress import Overall
 
 
@@ -51,7 +51,7 @@ class Cache:
             self._experiments[config] = prepare(config, self._loaded[config.data])
         return self._experiments[config]
 
-    def data(self, task: Task) -> FederatedData:
+    def data(self, task: PaperTask) -> FederatedData:
         """Return a task's data."""
         return self._loaded[task.data]
 
@@ -172,11 +172,15 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
         if not (path / "config.toml").exists():
             RunFolder.create(path, experiment.config)
 
+    failures: list[FedMomError] = []
+
     def ended(path: Path, result: Outcome) -> None:
         if isinstance(result, FedMomError):
-            raise result
+            failures.append(result)
+            return
         if result.stop and not result.diverged:
-            raise FedMomError(result.why)
+            failures.append(FedMomError(result.why))
+            return
         if result.diverged:
             overall.diverged(by_path[path], result.why)
         cache.keep(by_path[path], result)
@@ -187,6 +191,8 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
         ended,
         runtime=runtime,
     )
+    if failures:  # the others have ended by now, and are kept
+        raise failures[0]
 
 
 def _has_ended(path: Path, config: RunConfig) -> bool:

@@ -11,7 +11,7 @@ from fedmom.experiments.results import Result
 from fedmom.experiments.statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
-from fedmom.reproduction.duels import Duel, duels
+from fedmom.reproduction.duels import MeasuredDuel, duels
 from fedmom.reproduction.figures import seeds
 from fedmom.reproduction.findings import Contest, Findings
 from fedmom.reproduction.measures import Measures
@@ -127,7 +127,7 @@ def same_lr(findings: Findings) -> Grid:
     )
 
 
-def _at_same_lr(findings: Findings, task: plan.Task) -> dict[float, Duel]:
+def _at_same_lr(findings: Findings, task: plan.PaperTask) -> dict[float, MeasuredDuel]:
     contests = findings.at_same_lr(task)
     family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
     return dict(zip(contests, family, strict=True))
@@ -162,7 +162,7 @@ def beyond(findings: Findings) -> Grid:
     )
 
 
-def _tuned(task: plan.Task) -> str:
+def _tuned(task: plan.PaperTask) -> str:
     """Say how γ was chosen."""
     first = "; ".join(
         f"{NAMES[m]} {', '.join(f'{lr:g}' for lr in lrs)}" for m, lrs in task.first_lrs.items()
@@ -208,7 +208,7 @@ def _with_both(findings: Findings) -> dict[str, Contest]:
     }
 
 
-def winner(duel: Duel) -> str:
+def winner(duel: MeasuredDuel) -> str:
     """Return who ends with the higher accuracy."""
     finding = duel.found["accuracy"].finding
     names = {Finding.HIGHER: NAMES[duel.ours], Finding.LOWER: NAMES[duel.theirs]}

@@ -9,10 +9,10 @@ from fedmom.experiments.statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.duels import Duel, duels
+from fedmom.reproduction.duels import MeasuredDuel, duels
 from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
 from fedmom.reproduction.measures import final_loss, positive, windows
-from fedmom.reproduction.plan import Task
+from fedmom.reproduction.plan import PaperTask
 
 MOST = 0.9  # the share of stretches of rounds that "most of the time" means
 HALF = 0.5  # the same, towards a model that the run did not end at
@@ -138,7 +138,7 @@ def overall(statuses: Sequence[Status]) -> Status:
     return Status.PART if {Status.HOLDS, Status.PART} & counted else Status.OPEN
 
 
-def large_margin(duel: Duel) -> Status:
+def large_margin(duel: MeasuredDuel) -> Status:
     """Whether the first method beats the second by a large margin."""
     if duel.is_("accuracy", Finding.TOO_FEW):
         return Status.FEW
@@ -151,7 +151,7 @@ def large_margin(duel: Duel) -> Status:
     return Status.OPEN
 
 
-def faster(duel: Duel) -> Status:
+def faster(duel: MeasuredDuel) -> Status:
     """Whether the first method converges faster."""
     if duel.is_("area", Finding.TOO_FEW):
         return Status.FEW
@@ -164,7 +164,7 @@ def faster(duel: Duel) -> Status:
     return Status.FAILS if any(slow) else Status.OPEN
 
 
-def wins(duel: Duel) -> Status:
+def wins(duel: MeasuredDuel) -> Status:
     """Whether the first method ends ahead."""
     if duel.is_("accuracy", Finding.TOO_FEW):
         return Status.FEW
@@ -173,7 +173,7 @@ def wins(duel: Duel) -> Status:
     return Status.OPEN if _better_or_open(duel) else Status.FAILS
 
 
-def _better_or_open(duel: Duel) -> bool:
+def _better_or_open(duel: MeasuredDuel) -> bool:
     return duel.found["accuracy"].finding in (Finding.HIGHER, Finding.OPEN)
 
 
@@ -243,14 +243,18 @@ def _larger(ours: Sequence[float], theirs: Sequence[float], length: int) -> floa
 
 
 def _judged(
-    claim: str, contests: Sequence[Contest], ours: str, theirs: str, rule: Callable[[Duel], Status]
+    claim: str,
+    contests: Sequence[Contest],
+    ours: str,
+    theirs: str,
+    rule: Callable[[MeasuredDuel], Status],
 ) -> list[Row]:
     """Judge two methods in all contests, as one family."""
     family = duels([(contest, ours, theirs) for contest in contests])
     return [Row(claim, duel.where, rule(duel), duel.text()) for duel in family]
 
 
-def _at_same_lr(findings: Findings, task: Task) -> Iterator[Row]:
+def _at_same_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
     """Judge who is faster at every γ: the paper does not say which one it used."""
     contests = findings.at_same_lr(task)
     if task.lrs and len(contests) == len(task.lrs):
@@ -266,7 +270,7 @@ def _at_same_lr(findings: Findings, task: Task) -> Iterator[Row]:
         yield Row("faster", where, overall(list(statuses.values())), numbers)
 
 
-def _over_lr(findings: Findings, task: Task) -> Iterator[Row]:
+def _over_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
     curves = findings.over_lr[task.name]
     return _robust("lr", f"{task.name}, over γ", curves, len(task.lrs))
 

@@ -197,6 +197,8 @@ class Workload:
         work: Steps, batches and solver.
         algorithm: The method; its client and stages run where the data is.
         seed: The seed of the run.
+        cohort: How many clients are usually asked at once, if that is known: what is compiled for
+            a number of clients is compiled for this one.
 
     Examples:
         >>> import fedmom
@@ -212,6 +214,7 @@ class Workload:
     work: LocalWork
     algorithm: Algorithm | None = None
     seed: int = 0
+    cohort: int | None = None
 
     @property
     def method_client(self) -> Client:

@@ -1,5 +1,6 @@
 """Clients simulated in this process: on worker threads, or many at once on an accelerator."""
 
+import math
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,17 @@ from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
 from fedmom.runtimes import questions
 from fedmom.runtimes.base import Block, Clients, Scores, Snapshot, Workload
-from fedmom.runtimes.programs import Answer, Task, Way, compiled
+from fedmom.runtimes.programs import Answer, ClientTask, Way, compiled
 from fedmom.runtimes.questions import Question
-from fedmom.runtimes.scoring import Part, Scorer
+from fedmom.runtimes.scoring import ClientRange, Scorer
 from fedmom.runtimes.states import ClientStates
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
 # of its own. Counted, not timed: the way a round is computed must not depend on a clock.
 SHORT = 500_000
+# The same product of a client that takes about as long as Python takes over one call, which one
+# thread does at a time: on the quickest models, where it counts (benchmarks/many_cores.py).
+CALL = 1_000_000
 # Short clients in one call: enough to hide its cost, few enough to compile quickly.
 FEW_AT_ONCE = 8
 # Clients in one call on an accelerator: enough to fill it, few enough for its memory.
@@ -39,10 +43,10 @@ class LocalRuntime:
     """Runs clients on this machine. They answer in the order they were asked, so sums repeat.
 
     On a CPU, clients run on worker threads, each in a program of its own: XLA gains little from
-    several threads inside one small client. The shortest run one after another, a few in one
-    call. On an accelerator, clients run vectorized: one program for many. All give the same up
-    to rounding. A client runs when its reply is waited for, so work that is cancelled costs
-    nothing.
+    several threads inside one small client. Where there are many, a thread takes a few in one
+    call; the shortest all run one after another. On an accelerator, clients run vectorized: one
+    program for many. All give the same up to rounding. A client runs when its reply is waited
+    for, so work that is cancelled costs nothing.
 
     Args:
         data: The population.
@@ -52,6 +56,9 @@ class LocalRuntime:
         seed: The seed of the run.
         workers: Threads; by default one per core.
         vectorized: Run many clients in one program; by default on accelerators only.
+        cohort: How many clients are usually asked at once. Where another number is asked, clients
+            run in calls of few different sizes, since each size is compiled. By default all
+            numbers are usual.
 
     Examples:
         >>> import numpy as np
@@ -75,6 +82,7 @@ class LocalRuntime:
         seed: int = 0,
         workers: int | None = None,
         vectorized: bool | None = None,
+        cohort: int | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} is not 1 or more.")
@@ -84,12 +92,13 @@ class LocalRuntime:
         self._work, self._client = workload.local_work, workload.client
         self._arrays = place(data.arrays)
         self._key = clients_key(seed)
+        self._cohort = cohort
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
         self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
         read = reader(data.features)
         self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
-        self._scorer = Scorer(model, data, self._arrays)
+        self._scorer = Scorer(model, data, self._arrays, workers)
         self._sent = 0  # numbers in a broadcast, once that is known
         self._asked: deque[Question] = deque()
         self._committed: list[Question] = []  # of them, as the last round left them
@@ -115,6 +124,11 @@ class LocalRuntime:
                 samples = np.array([task.size for task in tasks])
                 yield Block(clients, update, samples, metrics, question.round)
 
+    def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> list[int]:
+        """Return how many clients each block of replies to a question will hold."""
+        tasks = [self._task(round_, client) for client in clients.tolist()]
+        return [len(part) for part in self._plan(broadcast, tasks)[1]]
+
     def under_way(self) -> list[tuple[int, int]]:
         """Return (client, round) of everybody who was asked and has not answered."""
         return [(client, q.round) for q in self._asked for client in q.clients]
@@ -129,7 +143,7 @@ class LocalRuntime:
         return self._scorer.splits
 
     def evaluate(
-        self, params: Params, split: str, budget: int | None = None, part: Part | None = None
+        self, params: Params, split: str, budget: int | None = None, part: ClientRange | None = None
     ) -> Scores:
         """Evaluate a model on the clients' samples, with their own models if they have any.
 
@@ -161,29 +175,37 @@ class LocalRuntime:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answers(self, question: Question) -> Iterator[tuple[Sequence[Task], Answer]]:
+    def _answers(self, question: Question) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
         """Run the clients of a question, in order."""
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
-        if self._vectorized:
-            way: Way = "many"
-            parts = _parts(tasks, CLIENTS_AT_ONCE)
-        elif self._short(question.broadcast, tasks):
-            way, parts = "few", _parts(tasks, FEW_AT_ONCE)
-        else:
-            yield from self._threaded(question.broadcast, lr, tasks)
+        way, parts = self._plan(question.broadcast, tasks)
+        if way is None and self._workers > 1:
+            yield from self._threaded(question.broadcast, lr, parts)
             return
-        for part in parts:
-            yield part, self._run(question.broadcast, lr, part, way)
+        for part in parts:  # on this thread: a runtime that is given one core takes one
+            yield part, self._run(question.broadcast, lr, part, way or _way_of(part))
+
+    def _plan(
+        self, broadcast: Any, tasks: Sequence[ClientTask]
+    ) -> tuple[Way | None, Iterator[Sequence[ClientTask]]]:
+        """Return the way that clients run (None: on threads), and those that share a call."""
+        if self._vectorized:
+            return "many", _parts(tasks, CLIENTS_AT_ONCE, self._cohort)
+        product = self._product(broadcast, tasks)
+        if product < SHORT:
+            return "few", _parts(tasks, FEW_AT_ONCE, self._cohort)
+        size = at_once(self._cohort or len(tasks), product)
+        return None, _parts(tasks, size, self._cohort)
 
     def _threaded(
-        self, broadcast: Any, lr: float, tasks: Sequence[Task]
-    ) -> Iterator[tuple[Sequence[Task], Answer]]:
-        """Run a client per thread, and one ahead so that no thread waits."""
-        waiting: deque[tuple[Sequence[Task], Future[Answer]]] = deque()
+        self, broadcast: Any, lr: float, parts: Iterator[Sequence[ClientTask]]
+    ) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
+        """Run a call per thread, and one ahead so that no thread waits."""
+        waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
         try:
-            for task in tasks:
-                waiting.append(([task], self._pool.submit(self._wait, broadcast, lr, [task])))
+            for part in parts:
+                waiting.append((part, self._pool.submit(self._wait, broadcast, lr, part)))
                 if len(waiting) > self._workers:
                     part, future = waiting.popleft()
                     yield part, future.result()
@@ -194,12 +216,12 @@ class LocalRuntime:
             for _, future in waiting:
                 future.cancel()
 
-    def _wait(self, broadcast: Any, lr: float, part: Sequence[Task]) -> Answer:
-        answer = self._run(broadcast, lr, part, "one")
-        jax.tree.map(lambda leaf: leaf.block_until_ready(), answer)
+    def _wait(self, broadcast: Any, lr: float, part: Sequence[ClientTask]) -> Answer:
+        answer = self._run(broadcast, lr, part, _way_of(part))
+        jax.block_until_ready(answer)  # type: ignore[no-untyped-call]
         return answer
 
-    def _run(self, broadcast: Any, lr: float, part: Sequence[Task], way: Way) -> Answer:
+    def _run(self, broadcast: Any, lr: float, part: Sequence[ClientTask], way: Way) -> Answer:
         return self._programs[way](
             broadcast,
             self.states.stacked([task.client for task in part], broadcast),
@@ -210,14 +232,15 @@ class LocalRuntime:
             capacity=max(capacity(self._work, task.size) for task in part),
         )
 
-    def _task(self, round_: int, client: int) -> Task:
+    def _task(self, round_: int, client: int) -> ClientTask:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
-        return Task(client, start, size, self._work.count(round_, size), round_)
+        return ClientTask(client, start, size, self._work.count(round_, size), round_)
 
-    def _short(self, broadcast: Any, tasks: Sequence[Task]) -> bool:
+    def _product(self, broadcast: Any, tasks: Sequence[ClientTask]) -> int:
+        """Return parameters x samples x steps of the longest client."""
         self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
-        return bool(self._sent * samples < SHORT)
+        return self._sent * int(samples)
 
 
 def local(
@@ -232,11 +255,48 @@ def local(
         seed=workload.seed,
         workers=workers,
         vectorized=vectorized,
+        cohort=workload.cohort,
     )
 
 
-def _parts(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
-    """Cut tasks into as few parts of at most so many as it takes, of sizes as equal as can be."""
-    size = -(-len(tasks) // -(-len(tasks) // most))
-    for first in range(0, len(tasks), size):
+def _way_of(part: Sequence[ClientTask]) -> Way:
+    """Return the program for a call of long clients."""
+    return "one" if len(part) == 1 else "few"
+
+
+def at_once(clients: int, product: int) -> int:
+    """Return how many clients to run in one call on a thread, whatever the number of cores.
+
+    M / k calls start one after another and the last of them runs k clients: with c and w, the
+    times of a call and of a client, M/k * c + k * w is least at k = sqrt(M * c / w). It is a
+    power of two that divides M, so that there is one program to compile.
+
+    Args:
+        clients: M.
+        product: Parameters x samples x steps of a client.
+
+    Examples:
+        >>> at_once(100, 13_500_000), at_once(1_000, 13_500_000), at_once(10, 13_500_000)
+        (2, 8, 1)
+    """
+    best = math.sqrt(clients * CALL / product)
+    sizes = (size for size in (8, 4, 2) if size <= best and clients % size == 0)
+    return next(sizes, 1)
+
+
+def _parts(
+    tasks: Sequence[ClientTask], most: int, usual: int | None
+) -> Iterator[Sequence[ClientTask]]:
+    """Cut tasks into the parts of one call each: every size of a part is compiled.
+
+    The usual number of tasks makes as few parts of at most ``most`` as it takes, of sizes as equal
+    as can be. Any other makes parts of that size, then of a quarter of it, and so on down to 1.
+    """
+    usual = usual or len(tasks)
+    size = -(-usual // -(-usual // most))
+    first = 0
+    while first < len(tasks):
+        while len(tasks) != usual and size > len(tasks) - first:
+            size = max(1, size // 4)
         yield tasks[first : first + size]
+        first += size

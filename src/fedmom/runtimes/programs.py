@@ -23,7 +23,7 @@ Way = Literal["one", "few", "many"]
 Answer = tuple[Params, Any, ClientMetrics]  # update, client state, metrics
 
 
-class Task(NamedTuple):
+class ClientTask(NamedTuple):
     """What tells one client's work in a round from another's, as numbers."""
 
     client: Any
@@ -38,9 +38,9 @@ def compiled(
 ) -> Callable[..., Answer]:
     """Return ``program(broadcast, states, arrays, tasks, key, lr, capacity)``.
 
-    ``tasks`` is a Task per row, as an array of 32-bit integers, which reaches a device quicker
-    than its numbers one by one. ``states`` are stacked like the tasks, and so are the answers.
-    ``key`` is that of all clients; the client's own is folded from it inside. Only
+    ``tasks`` is a ClientTask per row, as an array of 32-bit integers, which reaches a device
+    quicker than its numbers one by one. ``states`` are stacked like the tasks, and so are the
+    answers. ``key`` is that of all clients; the client's own is folded from it inside. Only
     ``capacity`` and the number of tasks are part of the compiled shape.
 
     ``way``: "one" takes a single task; "few" runs one client after another in one call; "many"
@@ -69,7 +69,7 @@ def _compiled(
         capacity: int,
     ) -> Answer:
         def one(numbers: jax.Array, state: Any) -> Answer:
-            task = Task(*numbers)
+            task = ClientTask(*numbers)
             own = fold_in(fold_in(key, task.round), task.client)
             problem = LocalProblem(
                 model, read, work, arrays, task.start, task.size, task.steps, lr, capacity

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,9 +22,10 @@ from fedmom.models.metrics import Metric, accuracy
 from fedmom.runtimes.base import Scores
 
 CHUNK = 1024  # samples in a call
+CHUNKS = (CHUNK, 256, 64, 16)  # where every client has a model of its own; each is compiled
 DRAW = 0x6576616C  # the seed of which samples are evaluated, whatever the run's seed
 WHOLE = 2**63  # in place of a client's number: the split as a whole
-Part = tuple[int, int]  # the first client of a plan, and the one after the last
+ClientRange = tuple[int, int]  # the first client of a plan, and the one after the last
 BATCH_ON_CPU = 128  # samples in a product: larger ones leave the cache
 
 
@@ -36,8 +37,15 @@ class Scorer:
     fewer samples than clients, the samples are drawn from the split as a whole.
     """
 
-    def __init__(self, model: Model, data: FederatedData, arrays: dict[str, jax.Array]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        data: FederatedData,
+        arrays: dict[str, jax.Array],
+        workers: int | None = None,
+    ) -> None:
         self._data, self._arrays, self._metrics = data, arrays, model.metrics
+        self._workers = workers or os.cpu_count()
         self._score = _compile_score(model, reader(data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
 
@@ -55,12 +63,12 @@ class Scorer:
         return self._plans[split, budget]
 
     def __call__(
-        self, params: Params, split: str, budget: int | None, part: Part | None = None
+        self, params: Params, split: str, budget: int | None, part: ClientRange | None = None
     ) -> Scores:
         """Evaluate one model on all clients, or on some of the plan's."""
         plan = self.plan(split, budget).within(part)
         firsts = range(0, len(plan.positions), CHUNK)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(self._workers) as pool:
             parts = list(pool.map(lambda first: self._chunk(params, plan, first), firsts))
         return self._scores(plan, parts)
 
@@ -69,25 +77,28 @@ class Scorer:
         model_of: Callable[[int], Params],
         split: str,
         budget: int | None,
-        part: Part | None = None,
+        part: ClientRange | None = None,
     ) -> Scores:
         """Evaluate every client, or some of the plan's, with a model of its own."""
         plan = self.plan(split, budget).within(part)
         ends = np.cumsum(plan.taken)
-        parts = []
-        for client, end, taken in zip(plan.clients.tolist(), ends, plan.taken, strict=True):
+
+        def one(client: int, first: int, end: int) -> list[list["_Column"]]:
             params = model_of(client)
-            firsts = range(end - taken, end, CHUNK)
-            parts += [self._chunk(params, plan, first, end) for first in firsts]
+            return [self._chunk(params, plan, *piece) for piece in _pieces(first, end)]
+
+        with ThreadPoolExecutor(self._workers) as pool:
+            places = plan.clients.tolist(), (ends - plan.taken).tolist(), ends.tolist()
+            parts = list(itertools.chain.from_iterable(pool.map(one, *places)))
         return self._scores(plan, parts)
 
     def _chunk(
-        self, params: Params, plan: "_Plan", first: int, end: int | None = None
+        self, params: Params, plan: "_Plan", first: int, count: int = CHUNK, room: int = CHUNK
     ) -> list["_Column"]:
-        """Evaluate some samples; return their losses and metrics."""
-        here = slice(first, min(first + CHUNK, end or len(plan.positions)))
+        """Evaluate some samples in one call with room for more; return losses and metrics."""
+        here = slice(first, first + count)
         rows = plan.positions[here]
-        padded = np.pad(rows, (0, CHUNK - len(rows)), mode="edge")
+        padded = np.pad(rows, (0, room - len(rows)), mode="edge")
         found = self._score(params, self._arrays, padded)
         values = (np.asarray(each)[: len(rows)] for each in found)
         return [v if v.ndim == 1 else _RowSums.of(v, plan.owner[here]) for v in values]
@@ -95,6 +106,18 @@ class Scorer:
     def _scores(self, plan: "_Plan", parts: list[list["_Column"]]) -> Scores:
         columns = [_joined(values) for values in zip(*parts, strict=True)]
         return plan.scores(*columns, metrics=self._metrics)
+
+
+def _pieces(first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Cut samples into calls: for each the first sample, how many, and the room for them.
+
+    More than half of the room is used, unless there is no smaller one.
+    """
+    while first < end:
+        room = next((room for room in CHUNKS if room < 2 * (end - first)), CHUNKS[-1])
+        count = min(room, end - first)
+        yield first, count, room
+        first += count
 
 
 class _RowSums(NamedTuple):
@@ -146,7 +169,7 @@ class _Plan:
         self.owner = (np.cumsum(seen) - 1)[owner]
         self.positions = (start[owner] + places).astype(np.int32)
 
-    def parts(self, most: int) -> list[Part]:
+    def parts(self, most: int) -> list[ClientRange]:
         """Cut the clients into at most so many parts of about as many samples each."""
         count = min(most, -(-len(self.positions) // CHUNK))
         ends = np.cumsum(self.taken)
@@ -154,7 +177,7 @@ class _Plan:
         bounds = [0, *cuts.tolist(), len(ends)]
         return [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
 
-    def within(self, part: Part | None) -> "_Plan":
+    def within(self, part: ClientRange | None) -> "_Plan":
         """Return the plan of some of its clients."""
         if part is None:
             return self
@@ -213,7 +236,7 @@ def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array,
             outputs = model.apply(params, x, None)
             return model.losses(outputs, y), *(_measured(m, outputs, y) for m in model.metrics)
 
-        found = jax.lax.map(one_batch, positions.reshape(-1, batch))
+        found = jax.lax.map(one_batch, positions.reshape(-1, min(batch, len(positions))))
         return tuple(each.reshape(-1, *each.shape[2:]) for each in found)
 
     return score

@@ -1,9 +1,10 @@
 """The convergence theory of what is run: the paper's bounds, and bounds that hold.
 
-``bounds_paper`` has the statements as published, ``bounds_corrected`` those that hold if clients
-differ, ``bounds_decreasing`` the same for a step size that falls, ``counterexample`` a case that
-tells them apart. docs/theory.md has the proofs. ``moments`` has exact expectations on quadratic
-clients, and ``momentum_map`` says when momentum wins on them (docs/momentum.md).
+``bounds_paper`` and ``bounds_paper_fedmom`` have the statements as published, ``bounds_corrected``
+those that hold if clients differ, ``bounds_decreasing`` the same for a step size that falls,
+``counterexample`` a case that tells them apart. docs/theory.md has the proofs. ``moments`` has
+exact expectations on quadratic clients, and ``momentum_map`` says when momentum wins on them
+(docs/momentum.md).
 """
 
 from fedmom.theory.bounds_corrected import (
@@ -33,6 +34,8 @@ from fedmom.theory.bounds_paper import (
     theorem1_applies,
     theorem1_max_lr,
     theorem1_schedule,
+)
+from fedmom.theory.bounds_paper_fedmom import (
     theorem2,
     theorem2_applies,
     theorem2_at,

@@ -38,12 +38,41 @@ def corrected_fedavg(
         γLH ≤ min{1/4, 1/(2B)},   ηγLH · M/K ≤ 1/4   and   ηγLH · c ≤ 1/(5B²).
 
     The second of these follows from the first for η ≤ K/M.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+        rounds: T, a number or an array.
+
+    Returns:
+        The bound.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> round(corrected_fedavg(constants, setting, lr=0.01, rounds=1000), 4)
+        0.4167
     """
     return corrected_fedmom(constants, replace(setting, momentum=0.0), lr, rounds)
 
 
 def corrected_fedavg_max_lr(constants: Constants, setting: Setting) -> float:
-    """Return the largest γ that Theorem 1' allows."""
+    """Return the largest γ that Theorem 1' allows.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+
+    Returns:
+        The step size γ.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> corrected_fedavg_max_lr(constants, setting)
+        0.0625
+    """
     return corrected_fedmom_max_lr(constants, replace(setting, momentum=0.0))
 
 
@@ -61,6 +90,21 @@ def corrected_fedmom(
         γLH ≤ min{1/4, 1/(2B)},   u · M/K ≤ min{1, (1-β)/β²}/4   and   u · κc ≤ 1/(5B²).
 
     So momentum is FedAvg with the server step η/(1-β), but for the factor κ.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+        rounds: T, a number or an array.
+
+    Returns:
+        The bound.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4, momentum=0.9)
+        >>> round(corrected_fedmom(constants, setting, lr=0.001, rounds=1000), 4)
+        0.4235
     """
     lr, rounds = positive(lr, "lr"), positive(rounds, "rounds")
     start, linear, square = terms(constants, setting)
@@ -68,7 +112,21 @@ def corrected_fedmom(
 
 
 def corrected_fedmom_max_lr(constants: Constants, setting: Setting) -> float:
-    """Return the largest γ that Theorem 2' allows."""
+    """Return the largest γ that Theorem 2' allows.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+
+    Returns:
+        The step size γ.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4, momentum=0.9)
+        >>> round(corrected_fedmom_max_lr(constants, setting), 4)
+        0.0015
+    """
     beta = setting.momentum
     local = min(1 / 4, 1 / (2 * math.sqrt(constants.similarity)))
     steady = min(1, (1 - beta) / beta**2) if beta**2 else 1.0  # a tiny β squares to 0
@@ -81,13 +139,43 @@ def corrected_fedmom_max_lr(constants: Constants, setting: Setting) -> float:
 
 
 def corrected_applies(constants: Constants, setting: Setting, lr: ArrayLike) -> bool:
-    """Whether every γ meets the condition of Theorem 2' (of Theorem 1' if β = 0)."""
+    """Whether every γ meets the condition of Theorem 2' (of Theorem 1' if β = 0).
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+
+    Returns:
+        Whether it does.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> corrected_applies(constants, setting, 0.01), corrected_applies(constants, setting, 1.0)
+        (True, False)
+    """
     largest = corrected_fedmom_max_lr(constants, setting)
     return bool(np.all(positive(lr, "lr") <= largest * (1 + 1e-9)))
 
 
 def corrected_floor(constants: Constants, setting: Setting, lr: ArrayLike) -> Number:
-    """Return what is left of the bound as T grows: its terms in γ and γ²."""
+    """Return what is left of the bound as T grows: its terms in γ and γ².
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+
+    Returns:
+        The bound for T → ∞.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> corrected_floor(constants, setting, lr=[0.01, 0.001]).round(4).tolist()
+        [0.0167, 0.0017]
+    """
     lr = positive(lr, "lr")
     _, linear, square = terms(constants, setting)
     return plain(linear * lr + square * lr**2)
@@ -100,6 +188,20 @@ def corrected_best_lr(constants: Constants, setting: Setting, rounds: ArrayLike)
     T^(-1/2), or as T^(-1/3) where b = 0 (all clients take part, and no noise); the bound falls
     as T^(-1/2) and T^(-2/3). Without noise and dissimilarity the largest γ is the best. It is
     0 for a start at the minimum: any step is too long.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        rounds: T, a number or an array.
+
+    Returns:
+        The step size γ.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> corrected_best_lr(constants, setting, rounds=[100, 10_000]).round(4).tolist()
+        [0.0625, 0.0152]
     """
     start, linear, square = terms(constants, setting)
     level = start / positive(rounds, "rounds")

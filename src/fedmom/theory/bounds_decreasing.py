@@ -29,6 +29,12 @@ def decreasing_fedavg(constants: Constants, setting: Setting, lrs: ArrayLike) ->
 
     Returns:
         The bounds after T = 1, 2, ... rounds; see ``decreasing_fedmom`` at β = 0.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> decreasing_fedavg(constants, setting, [0.01, 0.008, 0.006]).round(1).tolist()
+        [400.0, 222.2, 166.7]
     """
     return _bounds(constants, replace(setting, momentum=0.0), _sequence(lrs))
 
@@ -52,6 +58,12 @@ def decreasing_fedmom(constants: Constants, setting: Setting, lrs: ArrayLike) ->
 
     Raises:
         FedMomError: If γ_t rises and β > 0, where the theorem says nothing.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4, momentum=0.9)
+        >>> decreasing_fedmom(constants, setting, [0.001, 0.0008]).round(1).tolist()
+        [400.0, 222.2]
     """
     steps = _sequence(lrs)
     if setting.momentum and not _falls(steps):
@@ -65,7 +77,24 @@ def decreasing_fedmom(constants: Constants, setting: Setting, lrs: ArrayLike) ->
 
 
 def decreasing_applies(constants: Constants, setting: Setting, lrs: ArrayLike) -> bool:
-    """Whether a sequence γ_0, γ_1, ... meets the conditions: none too large, no rise if β > 0."""
+    """Whether a sequence γ_0, γ_1, ... meets the conditions: none too large, no rise if β > 0.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lrs: γ_0, γ_1, ...
+
+    Returns:
+        Whether it does.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4, momentum=0.9)
+        >>> decreasing_applies(constants, setting, [0.001, 0.0008])
+        True
+        >>> decreasing_applies(constants, setting, [0.001, 0.002])  # it rises
+        False
+    """
     steps = _sequence(lrs)
     falls = not setting.momentum or _falls(steps)
     return falls and corrected_applies(constants, setting, steps)
@@ -78,6 +107,22 @@ def decreasing_power(
 
     It goes to 0 as T grows for 0 < power ≤ 1 (``decreasing_power_vanishes``): as T^-power below
     1/2, as ln T/√T at 1/2, as T^(power-1) above, and as 1/ln T at 1.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        first: γ_0.
+        power: How fast γ_t falls.
+        rounds: T, a number or an array.
+
+    Returns:
+        The bound.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> decreasing_power(constants, setting, 0.05, 0.5, rounds=[10, 1000]).round(2).tolist()
+        [15.98, 1.3]
     """
     counts = np.asarray(positive(rounds, "rounds"), int)
     steps = positive(first, "lr") / np.arange(1, counts.max() + 1) ** power
@@ -89,6 +134,16 @@ def decreasing_power_vanishes(power: float) -> bool:
 
     Then Σγ_t²/Γ_T and Σγ_t³/Γ_T, means of γ_t and γ_t², go to 0 as well. Corollary 1 asks for
     Σγ_t² < ∞ besides (``corollary1_applies``), which is more than is needed.
+
+    Args:
+        power: How fast γ_t falls.
+
+    Returns:
+        Whether it does.
+
+    Examples:
+        >>> decreasing_power_vanishes(0.5), decreasing_power_vanishes(1.5)
+        (True, False)
     """
     return 0 < power <= 1
 

@@ -1,9 +1,9 @@
-"""The paper's statements (Huo et al. 2020), named and numbered as they are there.
+"""The paper's statements on FedAvg (Huo et al. 2020), named and numbered as they are there.
 
 They are given as published, for comparison. Their proofs replace <∇f(w_t), Σ p_k ∇f_k(w_h^k)> by
 Σ p_k <∇f_k(w_t), ∇f_k(w_h^k)>, which is not the same where clients differ, and the bounds are
 then false: ``counterexample.py`` has a case, ``bounds_corrected.py`` has bounds that hold, and
-docs/theory.md tells the whole story.
+docs/theory.md tells the whole story. Theorem 2 is in ``bounds_paper_fedmom.py``.
 
 Assumptions of all of them: every ∇f_k and ∇f is L-Lipschitz; a client's stochastic gradient has
 mean ∇f_k and variance at most σ²; f ≥ f_inf; M of K clients are drawn uniformly each round and
@@ -11,13 +11,21 @@ weighted p_k = n_k/n; η is in [1, K/M]. G² and B² of the constants are not lo
 γ (``lr``) and T (``rounds``) may be arrays; bounds then come in their broadcast shape.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedmom.core.errors import FedMomError
-from fedmom.theory.constants import Array, Constants, Number, Setting, plain, positive
+from fedmom.theory.constants import (
+    Array,
+    Constants,
+    Number,
+    Setting,
+    at_most,
+    check_server_lr,
+    plain,
+    positive,
+    root_of_ratio,
+)
 
 
 def lemma1(
@@ -36,8 +44,25 @@ def lemma1(
         E f(w_{t+1}) ≤ f(w_t) - (MHηγ/2K) |∇f(w_t)|²
                        + (MLHη²γ²/2K + ML²ηH²γ³/2K) σ²
                        - (Mηγ/2K - ML²ηH²γ³/2K - MLHη²γ²/2K) Σ_h Σ_k p_k E|∇f_k(w_h^k)|²
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+        loss: f(w_t).
+        gradient_square: |∇f(w_t)|².
+        local_squares: Σ_h Σ_k p_k E|∇f_k(w_h^k)|².
+
+    Returns:
+        The bound on E f(w_{t+1}).
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> lemma1(constants, setting, 0.05, loss=2.0, gradient_square=1.0, local_squares=4.0)
+        1.9135
     """
-    _check_server_lr(setting)
+    check_server_lr(setting)
     lr = positive(lr, "lr")
     half = setting.share * setting.server_lr * lr / 2
     rate = constants.smoothness * setting.local_steps * lr
@@ -54,27 +79,86 @@ def theorem1(constants: Constants, setting: Setting, lr: ArrayLike, rounds: Arra
         min_{t<T} E|∇f(w_t)|² ≤ 2K(f(w_0) - f_inf)/(ηMHΓ_T) + (Lσ²(2η + 1)/2) Σ γ_t²/Γ_T
 
     with Γ_T = Σ_{t<T} γ_t, if γ_t ≤ min{1/(2LH), 1/(4ηLH)} for all t.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+        rounds: T, a number or an array.
+
+    Returns:
+        The bound.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> round(theorem1(constants, setting, lr=0.05, rounds=1000), 4)
+        0.0775
     """
     lr, rounds = positive(lr, "lr"), positive(rounds, "rounds")
     return plain(_theorem1(constants, setting, lr * rounds, lr**2 * rounds))
 
 
 def theorem1_schedule(constants: Constants, setting: Setting, lrs: ArrayLike) -> Array:
-    """Theorem 1 for a sequence γ_0, γ_1, ...: the bound after T = 1, 2, ... rounds."""
+    """Theorem 1 for a sequence γ_0, γ_1, ...: the bound after T = 1, 2, ... rounds.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lrs: γ_0, γ_1, ...
+
+    Returns:
+        The bounds, an array.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> theorem1_schedule(constants, setting, [0.05, 0.04, 0.03]).round(2).tolist()
+        [40.04, 22.26, 16.7]
+    """
     steps = np.atleast_1d(positive(lrs, "lr"))
     return _theorem1(constants, setting, np.cumsum(steps), np.cumsum(steps**2))
 
 
 def theorem1_max_lr(constants: Constants, setting: Setting) -> float:
-    """Return the largest γ_t that Theorem 1 allows: min{1/(2LH), 1/(4ηLH)}."""
-    _check_server_lr(setting)
+    """Return the largest γ_t that Theorem 1 allows: min{1/(2LH), 1/(4ηLH)}.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+
+    Returns:
+        The step size γ.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> theorem1_max_lr(constants, setting)  # 1/(4ηLH)
+        0.0625
+    """
+    check_server_lr(setting)
     product = constants.smoothness * setting.local_steps
     return min(1 / (2 * product), 1 / (4 * setting.server_lr * product))
 
 
 def theorem1_applies(constants: Constants, setting: Setting, lr: ArrayLike) -> bool:
-    """Whether η and every γ meet Theorem 1's condition."""
-    return setting.server_lr_in_range and _at_most(lr, theorem1_max_lr(constants, setting))
+    """Whether η and every γ meet Theorem 1's condition.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+
+    Returns:
+        Whether it does.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> theorem1_applies(constants, setting, 0.05), theorem1_applies(constants, setting, 0.1)
+        (True, False)
+    """
+    return setting.server_lr_in_range and at_most(lr, theorem1_max_lr(constants, setting))
 
 
 def corollary1(
@@ -85,6 +169,22 @@ def corollary1(
     The corollary: if Σ γ_t = ∞ and Σ γ_t² < ∞ (``corollary1_applies``), then
     lim_{T→∞} min_{t<T} |∇f(w_t)|² = 0. Theorem 1 asks besides that γ_0 is at most
     ``theorem1_max_lr``, so the paper's example γ_t = 1/(t+1) needs a factor in front.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        first: γ_0.
+        power: How fast γ_t falls.
+        rounds: T, a number or an array.
+
+    Returns:
+        The bound.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> corollary1(constants, setting, 0.05, power=0.75, rounds=[10, 1000]).round(2).tolist()
+        [10.66, 2.1]
     """
     counts = np.asarray(positive(rounds, "rounds"), int)
     steps = positive(first, "lr") / np.arange(1, counts.max() + 1) ** power
@@ -92,7 +192,18 @@ def corollary1(
 
 
 def corollary1_applies(power: float) -> bool:
-    """Whether γ_t ∝ 1/(t+1)^power has an infinite sum and a finite sum of squares."""
+    """Whether γ_t ∝ 1/(t+1)^power has an infinite sum and a finite sum of squares.
+
+    Args:
+        power: How fast γ_t falls.
+
+    Returns:
+        Whether it does.
+
+    Examples:
+        >>> corollary1_applies(0.5), corollary1_applies(0.75), corollary1_applies(1)
+        (False, True, True)
+    """
     return 0.5 < power <= 1
 
 
@@ -103,6 +214,20 @@ def corollary2(constants: Constants, setting: Setting, rounds: ArrayLike) -> Num
 
     The paper says "if γ ≤ ...". The display follows at the largest γ only: for smaller ones
     the first term of Theorem 1 grows as 1/γ.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        rounds: T, a number or an array.
+
+    Returns:
+        The bound.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> round(corollary2(constants, setting, rounds=1000), 4)
+        0.1095
     """
     _check_unit_server_lr(setting)
     rounds = positive(rounds, "rounds")
@@ -112,121 +237,60 @@ def corollary2(constants: Constants, setting: Setting, rounds: ArrayLike) -> Num
 
 
 def corollary2_max_lr(constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
-    """Return Corollary 2's γ: min{sqrt(4K(f(w_0) - f_inf)/(3MTHLσ²)), 1/(4LH)}."""
+    """Return Corollary 2's γ: min{sqrt(4K(f(w_0) - f_inf)/(3MTHLσ²)), 1/(4LH)}.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        rounds: T, a number or an array.
+
+    Returns:
+        The step size γ.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> round(corollary2_max_lr(constants, setting, rounds=1000), 4)
+        0.0516
+    """
     _check_unit_server_lr(setting)
     rounds = positive(rounds, "rounds")
     product = constants.smoothness * setting.local_steps
     noise = 3 * setting.share * rounds * product * constants.variance
-    return plain(np.minimum(_root_of_ratio(4 * constants.gap, noise), 1 / (4 * product)))
+    return plain(np.minimum(root_of_ratio(4 * constants.gap, noise), 1 / (4 * product)))
 
 
 def corollary2_applies(
     constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike
 ) -> bool:
-    """Whether η is 1 and γ meets Corollary 2's condition."""
+    """Whether η is 1 and γ meets Corollary 2's condition.
+
+    Args:
+        constants: L, σ², f(w_0) - f_inf, and G² and B² where they count.
+        setting: How it is trained: K, M, H, η and β.
+        lr: γ, a number or an array.
+        rounds: T, a number or an array.
+
+    Returns:
+        Whether it does.
+
+    Examples:
+        >>> constants = Constants(smoothness=1.0, variance=0.5, gap=2.0)
+        >>> setting = Setting(clients=10, per_round=5, local_steps=4)
+        >>> corollary2_applies(constants, setting, lr=0.01, rounds=1000)
+        True
+    """
     if setting.server_lr != 1:
         return False
-    return _at_most(lr, corollary2_max_lr(constants, setting, rounds))
-
-
-def theorem2(constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
-    """Theorem 2 (FedMom) at its largest γ, ``theorem2_max_lr``, with the second term mended.
-
-        min_{t<T} E|∇f(w_t)|² ≤ 16KηL(f(w_0) - f_inf)/(TM)
-                                + 4ηLβ²(f(w_0) - f_inf) sqrt(8K)/(T(1-β) sqrt(M))
-                                + (8K(1-β)/M) sqrt((f(w_0) - f_inf)C/(TH))
-
-    with C of ``theorem2_constant``. The paper prints the second term without its 1/T, which
-    is lost when γ = (1-β)²/(ηβ²HL) · sqrt(K/(8M)) is put into ``theorem2_at``. As in
-    Corollary 2, the display follows at the largest γ, not at smaller ones.
-    """
-    _check_server_lr(setting)
-    rounds = positive(rounds, "rounds")
-    rest = 1 - setting.momentum
-    product = setting.server_lr * constants.smoothness * constants.gap / rounds
-    smooth = 16 * product / setting.share
-    momentum = 4 * product * setting.momentum**2 * math.sqrt(8 / setting.share) / rest
-    spread = constants.gap * theorem2_constant(constants, setting) / (rounds * setting.local_steps)
-    return plain(smooth + momentum + 8 * rest / setting.share * np.sqrt(spread))
-
-
-def theorem2_at(constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike) -> Number:
-    """Theorem 2 before γ is put in: the last line of its proof, for any γ that it allows.
-
-    min_{t<T} E|∇f(w_t)|² ≤ 4K(1-β)(f(w_0) - f_inf)/(THMγ) + 4KC(1-β)γ/M
-    """
-    _check_server_lr(setting)
-    lr, rounds = positive(lr, "lr"), positive(rounds, "rounds")
-    factor = 4 * (1 - setting.momentum) / setting.share
-    start = constants.gap / (rounds * setting.local_steps * lr)
-    return plain(factor * (start + theorem2_constant(constants, setting) * lr))
-
-
-def theorem2_constant(constants: Constants, setting: Setting) -> float:
-    """Return Theorem 2's C.
-
-    C = MLησ²/(4K(1-β)) + MLη²σ²/(2K(1-β)²) + β⁴M²Lη³σ²/(2K²(1-β)⁵)
-    """
-    rest = 1 - setting.momentum
-    step = setting.server_lr / rest  # the three terms in powers of η/(1-β)
-    terms = step / 4 + step**2 / 2
-    terms += setting.momentum**4 * setting.share * step**3 / (2 * rest**2)
-    return setting.share * constants.smoothness * constants.variance * terms
-
-
-def theorem2_max_lr(constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
-    """Return the largest γ that Theorem 2 allows.
-
-    min{sqrt((f(w_0) - f_inf)/(THC)), (1-β)/(4ηHL), (1-β)²/(ηβ²HL) · sqrt(K/(8M))}
-    """
-    _check_server_lr(setting)
-    rounds = positive(rounds, "rounds")
-    rest = 1 - setting.momentum
-    product = setting.server_lr * setting.local_steps * constants.smoothness
-    noise = rounds * setting.local_steps * theorem2_constant(constants, setting)
-    largest = np.minimum(_root_of_ratio(constants.gap, noise), rest / (4 * product))
-    if setting.momentum**2:  # a tiny β squares to 0
-        momentum = rest**2 / (product * setting.momentum**2) * math.sqrt(1 / (8 * setting.share))
-        largest = np.minimum(largest, momentum)
-    return plain(largest)
-
-
-def theorem2_applies(
-    constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike
-) -> bool:
-    """Whether η and γ meet Theorem 2's condition."""
-    if not setting.server_lr_in_range:
-        return False
-    return _at_most(lr, theorem2_max_lr(constants, setting, rounds))
+    return at_most(lr, corollary2_max_lr(constants, setting, rounds))
 
 
 def _theorem1(constants: Constants, setting: Setting, total: Array, squares: Array) -> Array:
-    _check_server_lr(setting)
+    check_server_lr(setting)
     eta = setting.server_lr
     start = 2 * constants.gap / (eta * setting.share * setting.local_steps * total)
     noise = constants.smoothness * constants.variance * (2 * eta + 1) / 2
     return start + noise * squares / total
-
-
-def _root_of_ratio(above: float, below: Array) -> Array:
-    """Return sqrt(above/below); without noise below is 0, and there is no such limit."""
-    ratio = np.full_like(below, np.inf)
-    np.divide(above, below, out=ratio, where=below > 0)
-    return np.sqrt(ratio)
-
-
-def _at_most(lr: ArrayLike, largest: ArrayLike) -> bool:
-    """Whether every γ is within its limit, up to rounding."""
-    return bool(np.all(positive(lr, "lr") <= np.asarray(largest) * (1 + 1e-9)))
-
-
-def _check_server_lr(setting: Setting) -> None:
-    if not setting.server_lr_in_range:
-        low, high = setting.server_lr_range
-        raise FedMomError(
-            f"server-lr {setting.server_lr:g} is not in [{low:g}, {high:g}], which is [1, K/M]:"
-            " the paper's theorems do not speak of it. Take a server-lr in this range."
-        )
 
 
 def _check_unit_server_lr(setting: Setting) -> None:

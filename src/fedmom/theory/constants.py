@@ -16,11 +16,18 @@ Number = float | Array  # γ, T and bounds: one of them, or arrays that broadcas
 class Constants:
     """What the assumptions bound, for one problem and one start.
 
-    ``smoothness``: L, the Lipschitz constant of every ∇f_k and so of ∇f.
-    ``variance``: σ², the bound on E|∇f_k(w, ξ) - ∇f_k(w)|² of a client's stochastic gradient.
-    ``gap``: f(w_0) - f_inf.
-    ``dissimilarity`` and ``similarity``: G² and B² of Σ p_k |∇f_k(w)|² ≤ G² + B² |∇f(w)|².
     Equal clients have G² = 0 and B² = 1. The paper's statements do not look at these two.
+
+    Args:
+        smoothness: L, the Lipschitz constant of every ∇f_k and so of ∇f.
+        variance: σ², the bound on E|∇f_k(w, ξ) - ∇f_k(w)|² of a client's stochastic gradient.
+        gap: f(w_0) - f_inf.
+        dissimilarity: G² of Σ p_k |∇f_k(w)|² ≤ G² + B² |∇f(w)|².
+        similarity: B² of the same.
+
+    Examples:
+        >>> Constants(smoothness=1.0, variance=0.5, gap=2.0).similarity
+        1.0
     """
 
     smoothness: float
@@ -51,11 +58,18 @@ class Constants:
 class Setting:
     """How the problem is trained, but for the step size γ and the rounds T.
 
-    ``clients``: K. ``per_round``: M, drawn uniformly without replacement. ``local_steps``: H.
-    ``server_lr``: η, any number above 0; the paper's theorems ask for [1, K/M].
-    ``momentum``: β, 0 for FedAvg.
-    ``largest_weight``: max p_k with p_k = n_k / n. The default, 1, is true of any population
-    and makes the corrected bounds loose: equal clients have 1/K.
+    Args:
+        clients: K.
+        per_round: M, drawn uniformly without replacement.
+        local_steps: H.
+        server_lr: η, any number above 0; the paper's theorems ask for [1, K/M].
+        momentum: β, 0 for FedAvg.
+        largest_weight: max p_k with p_k = n_k / n. The default, 1, is true of any population
+            and makes the corrected bounds loose: equal clients have 1/K.
+
+    Examples:
+        >>> Setting(clients=10, per_round=5, local_steps=4).server_lr_range
+        (1.0, 2.0)
     """
 
     clients: int
@@ -122,3 +136,25 @@ def positive(values: ArrayLike, name: str) -> Array:
 def plain(values: Array) -> Number:
     """Return a float for a single number, and arrays as they are."""
     return float(values) if np.ndim(values) == 0 else values
+
+
+def root_of_ratio(above: float, below: Array) -> Array:
+    """Return sqrt(above/below); without noise below is 0, and there is no such limit."""
+    ratio = np.full_like(below, np.inf)
+    np.divide(above, below, out=ratio, where=below > 0)
+    return np.sqrt(ratio)
+
+
+def at_most(lr: ArrayLike, largest: ArrayLike) -> bool:
+    """Tell whether every γ is within its limit, up to rounding."""
+    return bool(np.all(positive(lr, "lr") <= np.asarray(largest) * (1 + 1e-9)))
+
+
+def check_server_lr(setting: Setting) -> None:
+    """Refuse an η that the paper's theorems do not speak of."""
+    if not setting.server_lr_in_range:
+        low, high = setting.server_lr_range
+        raise FedMomError(
+            f"server-lr {setting.server_lr:g} is not in [{low:g}, {high:g}], which is [1, K/M]:"
+            " the paper's theorems do not speak of it. Take a server-lr in this range."
+        )

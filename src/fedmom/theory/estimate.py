@@ -17,7 +17,7 @@ no sample of clients tells how large the largest of all may be.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,39 +37,16 @@ from fedmom.data.federated import FederatedData
 from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
 from fedmom.runtimes.local import LocalRuntime
+from fedmom.theory.budgets import Budget, Tick
 from fedmom.theory.constants import Constants
 from fedmom.theory.intervals import Estimate, Measured, summarize
 from fedmom.training.subproblem import Subproblem
 
 Floats = NDArray[np.float64]
-Tick = Callable[[], None]  # called after every piece of work, to move a bar
 
 ITERATIONS = 20  # of the power iteration, at most
 RISE = 0.005  # it ends when |Hv| rises by less than this, relatively
 GRADIENTS = 13  # models along a run at which gradients are looked at
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much is looked at: clients, samples of each, models (for L and σ²), pairs of batches."""
-
-    clients: int = 20
-    samples: int = 64
-    models: int = 3
-    pairs: int = 4
-
-    def __post_init__(self) -> None:
-        """Refuse a budget that gives no spread."""
-        for name, least in (("clients", 2), ("samples", 1), ("models", 2), ("pairs", 1)):
-            if getattr(self, name) < least:
-                raise FedMomError(
-                    f"{name} {getattr(self, name)} is too few to estimate from. Take {least} or"
-                    " more."
-                )
-
-    def steps(self, data: FederatedData) -> int:
-        """Return how often ``estimate`` ticks."""
-        return self.models * (2 * min(self.clients, data.clients) + 1)
 
 
 @dataclass(frozen=True)

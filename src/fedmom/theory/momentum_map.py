@@ -5,12 +5,13 @@ ones around the best. All γ of a grid go through the rounds together, which one
 another for the least (a golden section) could not do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedmom.core.errors import FedMomError
+from fedmom.theory.budgets import Tick
 from fedmom.theory.constants import Array
 from fedmom.theory.moments import CEILING, Recursion
 from fedmom.theory.quadratic import Plan, QuadraticClients
@@ -20,7 +21,6 @@ FINER = 8  # γ of a finer grid
 TIMES = 2  # finer grids
 DRAW = 1.1  # losses closer than this factor are a draw
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Duel:
+class ExpectedDuel:
     """FedAvg and FedMom after T rounds, each at its own best γ."""
 
     rounds: int
@@ -83,7 +83,7 @@ def duels(
     *,
     momentum: float = 0.9,
     ceiling: float = CEILING,
-) -> list[Duel]:
+) -> list[ExpectedDuel]:
     """Compare FedAvg and FedMom at each method's best γ, for every horizon T.
 
     Args:
@@ -103,7 +103,7 @@ def duels(
         True
     """
     found = _search(Recursion(clients, plan, ceiling=ceiling), rounds, [0.0, momentum])
-    return [Duel(t, *pair) for t, pair in zip(rounds, found, strict=True)]
+    return [ExpectedDuel(t, *pair) for t, pair in zip(rounds, found, strict=True)]
 
 
 def best_momentum(
@@ -136,7 +136,7 @@ class MomentumMap:
 
     rows: Sequence[str]
     rounds: Sequence[int]
-    duels: Sequence[Sequence[Duel]]
+    duels: Sequence[Sequence[ExpectedDuel]]
 
     @property
     def ratios(self) -> Array:

@@ -6,10 +6,11 @@ from fedmom.algorithms import schedules
 from fedmom.core.types import Params
 from fedmom.experiments import build
 from fedmom.experiments.build import Experiment
+from fedmom.theory.budgets import Look, Tick
 from fedmom.theory.estimate import walk
 from fedmom.theory.matched import Matched, ShortRun, matched, plan_of, thinned_sizes
-from fedmom.theory.momentum_map import Duel, MomentumMap, Tick, duels, momentum_map
-from fedmom.theory.spectrum import Look, Spectrum, measure
+from fedmom.theory.momentum_map import ExpectedDuel, MomentumMap, duels, momentum_map
+from fedmom.theory.spectrum import Spectrum, measure
 from fedmom.training.subproblem import Subproblem
 
 PER_ROUND = (1, 2, 5, 10, 20, 50)  # clients, in the map of a task
@@ -28,7 +29,7 @@ class Prediction:
     spectrum: Spectrum
     run: ShortRun
     matched: Matched
-    duel: Duel
+    duel: ExpectedDuel
 
 
 def predict(

@@ -19,10 +19,10 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments.build import Experiment
 from fedmom.runtimes.base import Block
+from fedmom.theory.budgets import Look, Tick
 from fedmom.theory.constants import Array
 from fedmom.training.subproblem import Subproblem
 
-Tick = Callable[[], None]
 Product = Callable[[Array], Array]
 
 
@@ -31,44 +31,6 @@ class Energy(NamedTuple):
 
     curvature: Array
     energy: Array
-
-
-@dataclass(frozen=True)
-class Look:
-    """How much of the task is looked at.
-
-    Args:
-        clients: Clients, drawn uniformly.
-        samples: Samples of each for gradients, at most.
-        hessian_samples: Samples of each for products with the Hessian, which cost far more.
-        gradient_steps: Products with the Hessian for the gradient's spectrum.
-        steps: Products for each of the other vectors.
-        vectors: Clients' differences, and as many noises of batches.
-
-    Examples:
-        >>> Look(clients=20).products
-        64
-    """
-
-    clients: int = 20
-    samples: int = 256
-    hessian_samples: int = 32
-    gradient_steps: int = 16
-    steps: int = 8
-    vectors: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse what gives no spectrum."""
-        for name, least in (("clients", 2), ("samples", 1), ("hessian_samples", 1), ("vectors", 1)):
-            if getattr(self, name) < least:
-                raise FedMomError(
-                    f"{name} {getattr(self, name)} is too few to look at. Take {least} or more."
-                )
-
-    @property
-    def products(self) -> int:
-        """Products with a Hessian in all, each a tick."""
-        return self.gradient_steps + 2 * self.vectors * self.steps
 
 
 @dataclass(frozen=True, eq=False)

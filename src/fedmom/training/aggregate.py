@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -55,9 +55,10 @@ class _Counted(NamedTuple):
 class Aggregate:
     """Adds up the replies of one round.
 
-    They are added in the order they come, several in one compiled call. The number of rows in a
-    call is part of its compiled shape, so it is the same in all rounds: where replies are
-    missing, a row that weighs nothing stands in.
+    They are added in the order they come, several in one compiled call. How many rows a call has,
+    in which blocks, is part of its compiled shape, so it is the same in all rounds with the usual
+    replies. In other rounds rows that weigh nothing stand in for single replies that are missing,
+    and what does not fit then is added block by block.
 
     Args:
         rule: How replies are combined.
@@ -67,7 +68,7 @@ class Aggregate:
     """
 
     def __init__(self, rule: Rule, programs: Programs, rows: int, zero: Total) -> None:
-        self._rule, self._programs = rule, programs
+        self._rule, self._programs, self._usual = rule, programs, rows
         self._group = group_size(rows) if rule.each is None else rows
         self._zero = zero
         self._total: Total | None = None
@@ -99,8 +100,10 @@ class Aggregate:
 
     def step(self, params: Params, state: Any, population: int, key: Any) -> Any:
         """Let the server step on the aggregate; returns its new state, and the round's numbers."""
-        while 0 < self._waiting < self._group and all(len(w) == 1 for w in self._rows.weights):
+        while self._single and 0 < self._waiting < self._group:
             self._take(self._rows.updates[-1], self._rows.losses[-1], np.zeros(1, np.float32))
+        if sum(len(c.weights) for c in self._counted) != self._usual and self._rows.updates:
+            self._fit()
         total = self._total if self._rows.updates else self._total or self._zero
         scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
         replies = None if key is None else np.float32(self.replies)
@@ -124,6 +127,24 @@ class Aggregate:
 
     def _weight(self) -> float:
         return float(sum(c.factor * c.weights.sum() for c in self._counted))
+
+    @property
+    def _single(self) -> bool:
+        return all(len(w) == 1 for w in self._rows.weights)
+
+    def _fit(self) -> None:
+        """Bring the last rows of an unusual round into a form that is compiled once."""
+        if self._rule.each is not None:
+            if not (self._single and self._waiting == self._group):
+                self._rows = _stacked(self._rows, -self._waiting % self._group)
+        elif self._single:
+            # In the usual round they are added to a sum, too, unless they are all there is.
+            self._total = self._total or (self._zero if self._usual > self._group else None)
+        else:
+            for one in zip(*self._rows, strict=True):
+                block = Rows(*((part,) for part in one))
+                self._total = self._programs.add(self._total or self._zero, block)
+            self._rows, self._waiting = Rows(), 0
 
     def _take(self, update: Params, loss: Any, weights: NDArray[np.float32]) -> None:
         new = ((update,), (loss,), (weights,))
@@ -221,6 +242,18 @@ def _added(total: Total | None, update: Params, loss: Any, weights: Any) -> Tota
         total = row if total is None else jax.tree.map(jnp.add, total, row)
     assert total is not None
     return total
+
+
+@partial(jax.jit, static_argnums=1)
+def _stacked(rows: Rows, more: int) -> Rows:
+    """Return rows as one block, with so many more that weigh nothing."""
+
+    def joined(*leaves: Any) -> jax.Array:
+        whole = jnp.concatenate([jnp.asarray(leaf) for leaf in leaves])
+        return jnp.concatenate([whole, jnp.zeros((more, *whole.shape[1:]), whole.dtype)])
+
+    whole = (jax.tree.map(joined, *parts) for parts in rows)
+    return Rows(*((each,) for each in whole))
 
 
 @jax.jit

@@ -1,6 +1,7 @@
 """The one round loop, shared by every method, every pace and every runtime."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms.aggregation import mean
 from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.model_state import forms_of, server_of
+from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import init_key, stages_key
 from fedmom.core.types import Params
@@ -20,6 +22,7 @@ from fedmom.models.base import Model
 from fedmom.runtimes.base import Failure, Runtime
 from fedmom.training.admission import Admission, BadReplies, Form, Rejected, diverged
 from fedmom.training.aggregate import Aggregate, compile_programs, empty
+from fedmom.training.ahead import compile_ahead, compiling
 from fedmom.training.pace import Pace
 
 
@@ -126,7 +129,7 @@ def model_of(algorithm: Algorithm, state: State) -> Params:
 
 
 def broadcast_of(algorithm: Algorithm, state: State) -> Any:
-    """Return what clients receive: for most methods ``state.params``."""
+    """Return the broadcast to clients: for most methods ``state.params``."""
     return server_of(algorithm, state.params).broadcast(state.params, state.server)
 
 
@@ -140,6 +143,7 @@ def train(
     rounds: int,
     seed: int = 0,
     bad_replies: BadReplies = "stop",
+    commit: bool = True,
 ) -> Iterator[tuple[State, Record]]:
     """Yield (state, record) after every round until ``rounds`` rounds are done.
 
@@ -154,6 +158,9 @@ def train(
         rounds: T.
         seed: The seed of the run.
         bad_replies: What a reply that cannot be used does: ``stop`` the run, or ``skip`` it.
+        commit: Call ``runtime.commit()`` at the end of every round. Where it is False, the
+            caller does so once it has kept the round: until then, ``runtime.snapshot()`` is of the
+            round before.
 
     Yields:
         The state after a round, and the round's record.
@@ -179,8 +186,13 @@ def train(
     state = jax.device_put(state, device)._replace(round=state.round)
     rounds_of = _Rounds(runtime, algorithm, pace, samples, seed, bad_replies, state)
     following = rounds_of.draw(state.round)
+    first = state.round
     while state.round < rounds:
         state, record, following = rounds_of.play(state, following)
+        if commit:
+            runtime.commit()
+        if state.round == first + 1:  # by now all is compiled
+            give_memory_back()
         yield state, record
 
 
@@ -206,9 +218,12 @@ class _Rounds:
         broadcast = broadcast_of(algorithm, state)
         form, encoded = forms_of(algorithm, broadcast)
         self._zero = empty(form)
+        self._encoded = encoded
         sent = Form.of(encoded)
         self._bytes_up, self._bytes_down = sent.bytes, Form.of(broadcast).bytes
         self._key = stages_key(seed) if algorithm.stages else None
+        self._first = state.round
+        self._ahead: threading.Thread | None = None
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
         self._admission = Admission(
@@ -234,13 +249,14 @@ class _Rounds:
     def play(self, state: State, cohort: NDArray[np.int64]) -> Any:
         """Play a round; return the new state, its record and the next cohort."""
         began = time.perf_counter()
+        if state.round == self._first:
+            self._compile_ahead(state, cohort)
         self._ask(state, cohort)
         aggregate = self._collect(state.round)
         new = self._step(state, aggregate)
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
         new, loss, norm = _checked(state, aggregate, new)
-        self._runtime.commit()
         replies = aggregate.replies
         record = Record(
             round=new.round,
@@ -263,6 +279,18 @@ class _Rounds:
             part = cohort[first : first + self._pace.rows]
             self._runtime.ask(state.round, part, broadcast)
 
+    def _compile_ahead(self, state: State, cohort: NDArray[np.int64]) -> None:
+        """Compile the server's programs meanwhile, where it shows what they will be given."""
+        foresee = getattr(self._runtime, "block_sizes", None)
+        if foresee is None or not 0 < len(cohort) <= self._pace.rows:
+            return
+        self._ahead = compile_ahead(
+            Aggregate(self._rule, compiling(self._programs), self._pace.rows, self._zero),
+            self._encoded,
+            foresee(state.round, cohort, broadcast_of(self._algorithm, state)),
+            (state.params, state.server, self._population, self._stages_key(state.round)),
+        )
+
     def _collect(self, round_: int) -> Aggregate:
         """Take replies until the round has enough."""
         aggregate = Aggregate(self._rule, self._programs, self._pace.rows, self._zero)
@@ -271,6 +299,9 @@ class _Rounds:
                 self._admission.fail(answer)
                 continue
             admitted = self._admission.admit(answer, round_)
+            if self._ahead is not None:  # or the same would be compiled twice
+                self._ahead.join()
+                self._ahead = None
             if admitted is not None:
                 aggregate.add(answer, admitted)
             if self._pace.enough(self._admission.replies):
@@ -281,8 +312,11 @@ class _Rounds:
         return aggregate
 
     def _step(self, state: State, aggregate: Aggregate) -> Any:
-        key = self._key if self._key is None else jax.random.fold_in(self._key, state.round)
+        key = self._stages_key(state.round)
         return aggregate.step(state.params, state.server, self._population, key)
+
+    def _stages_key(self, round_: int) -> jax.Array | None:
+        return None if self._key is None else jax.random.fold_in(self._key, round_)
 
 
 def _checked(state: State, aggregate: Aggregate, new: Any) -> tuple[State, float, float]:

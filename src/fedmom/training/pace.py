@@ -41,7 +41,7 @@ class Pace(Protocol):
         ...
 
     def weight(self, staleness: int) -> float:
-        """Return what a reply counts whose model is so many rounds old."""
+        """Return the weight of a reply whose model is so many rounds old."""
         ...
 
 

@@ -1,10 +1,11 @@
 """Samplers: values that draw the cohort of a round. A sampler is a function of (seed, round).
 
 ``uniform(samples)`` and the others return a function of M, the size of a cohort, that returns the
-sampler. The cost of a draw does not depend on the number of clients.
+sampler. A draw from a million clients costs no more than one from ten thousand.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from fedmom.core.errors import FedMomError
 Cohort = NDArray[np.int64]
 Sampler = Callable[[int, int], Cohort]
 Draw = Callable[[int], Sampler]  # of the size of a cohort
+Pick = Callable[[np.random.Generator], Cohort]
+LARGE = 10_000  # clients: of more, they are not all put in order for every draw
 
 
 def uniform(samples: NDArray[np.int64]) -> Draw:
@@ -72,12 +75,13 @@ def poisson(samples: NDArray[np.int64]) -> Draw:
 
 
 def weighted(samples: NDArray[np.int64]) -> Draw:
-    """A client is in with probability M n_k/n: systematic sampling in a random order.
+    """A client is in with probability M n_k/n.
 
-    Goes with uniform weights: the mean of the drawn updates is then, in expectation, the mean
-    of all clients weighted by their samples. A client that has more than n/M samples is in every
-    cohort, and the rest of the cohort is drawn from the others by the same rule; it then counts
-    less than its share.
+    By systematic sampling in a random order; by Sampford's method from a large population, so that
+    a draw does not touch all of it. Goes with uniform weights: the mean of the drawn updates is
+    then, in expectation, the mean of all clients weighted by their samples. A client that has more
+    than n/M samples is in every cohort, and the rest of the cohort is drawn from the others by the
+    same rule; it then counts less than its share.
 
     Args:
         samples: n_k of every client.
@@ -93,25 +97,59 @@ def weighted(samples: NDArray[np.int64]) -> Draw:
     """
     samples = np.asarray(samples)
 
+    @lru_cache(maxsize=4)  # a pace may ask for several sizes in turn
     def draw(size: int) -> Sampler:
         _check(int(np.count_nonzero(samples)), size)
         always, others = _certain(samples, size)
         left = size - len(always)
+        pick = (len(others) > LARGE and _sampford(samples[others], left)) or (
+            lambda rng: _systematic(rng, samples[others], left)
+        )
 
         def sampler(seed: int, round_: int) -> Cohort:
             if not left:
                 return always
-            rng = _generator(seed, round_)
-            order = rng.permutation(others)
-            ends = np.cumsum(samples[order])
-            # One in every n/M samples, from a random first: no client is as long as that.
-            points = (rng.random() + np.arange(left)) * (ends[-1] / left)
-            drawn = np.searchsorted(ends, np.minimum(points, ends[-1] - 1), side="right")
-            return np.sort(np.concatenate([always, order[drawn]]))
+            drawn = others[pick(_generator(seed, round_))]
+            return np.sort(np.concatenate([always, drawn]))
 
         return sampler
 
     return draw
+
+
+def _systematic(rng: np.random.Generator, samples: NDArray[np.int64], size: int) -> Cohort:
+    """One in every n/M samples, from a random first: no client is as long as that."""
+    order = rng.permutation(len(samples))
+    ends = np.cumsum(samples[order])
+    points = (rng.random() + np.arange(size)) * (ends[-1] / size)
+    return order[np.searchsorted(ends, np.minimum(points, ends[-1] - 1), side="right")]
+
+
+def _sampford(samples: NDArray[np.int64], size: int) -> Pick | None:
+    """Sampford's method (1967): draw with replacement until all are different.
+
+    The first by p_k = n_k/n, the others by p_k/(1 - M p_k): a client is then in with probability
+    M p_k exactly. Each draw costs M log K. None where every second one would be in vain.
+    """
+    first = samples / samples.sum()
+    others = first / (1 - size * first)
+    others /= others.sum()
+    clashes = (size - 1) * (first @ others) + (size - 1) * (size - 2) / 2 * (others @ others)
+    if clashes > 0.5:
+        return None
+    ends = [np.cumsum(first), *[np.cumsum(others)] * (size - 1)]
+
+    def pick(rng: np.random.Generator) -> Cohort:
+        while True:
+            points = rng.random(size)
+            drawn = [
+                np.searchsorted(e, p * e[-1], "right") for e, p in zip(ends, points, strict=True)
+            ]
+            cohort = np.minimum(drawn, len(samples) - 1)  # a point may be rounded up to the end
+            if len(set(cohort.tolist())) == size:
+                return cohort
+
+    return pick
 
 
 def _certain(samples: NDArray[np.int64], size: int) -> tuple[Cohort, Cohort]:

@@ -61,7 +61,7 @@ def png(pixels):
     return {"bytes": file.getvalue(), "path": None}
 
 
-def test_pictures_are_decoded_and_classes_keep_their_names(datasets):
+def test_images_are_decoded_and_classes_keep_their_names(datasets):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5), np.uint8)
     features = datasets.Features(
         image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog", "owl"])
@@ -75,8 +75,8 @@ def test_pictures_are_decoded_and_classes_keep_their_names(datasets):
     assert data.arrays["y"].tolist() == rows["label"]
     small = fedmom.from_huggingface(dataset, partition="iid:clients=2", size=3)
     assert small.features.shape == (3, 3)
-    broken = {"image": [{"bytes": b"no picture", "path": None}], "label": [1]}
-    with pytest.raises(FedMomError, match="picture of row 0 is not a readable picture"):
+    broken = {"image": [{"bytes": b"no image", "path": None}], "label": [1]}
+    with pytest.raises(FedMomError, match="image of row 0 is not a readable image"):
         fedmom.from_huggingface(
             datasets.Dataset.from_dict(broken, features=features), partition="iid:clients=1"
         )

@@ -1,4 +1,4 @@
-"""Pictures in folders."""
+"""Images in folders."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from PIL import Image
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.data import load, pictures
+from fedmom.data import image_files, load
 
 rng = np.random.default_rng(0)
 
@@ -27,7 +27,7 @@ def test_every_picture_is_its_clients(tmp_path):
         for client, label in (("ann", "cat"), ("ann", "dog"), ("bob", "dog"))
     }
     put(tmp_path / "bob" / "dog" / ".hidden.png", gray((3, 3)))
-    (tmp_path / "bob" / "notes.txt").write_text("not a picture")
+    (tmp_path / "bob" / "notes.txt").write_text("not an image")
     data = fedmom.from_images(tmp_path)
     assert (list(data.users), data.class_names) == (["ann", "bob"], ("cat", "dog"))
     assert data.features[:] == ("image", (6, 5), 2, "classes")
@@ -56,7 +56,7 @@ def test_classes_without_clients_are_dealt(tmp_path):
     assert {tuple(set(y.tolist())) for y in np.split(data.arrays["y"], 2)} == {(0,), (1,)}
 
 
-def test_pictures_are_brought_to_one_size(tmp_path):
+def test_images_are_brought_to_one_size(tmp_path):
     put(tmp_path / "a" / "x" / "1.png", gray((6, 5)))
     put(tmp_path / "a" / "x" / "2.png", np.full((9, 12), 77, np.uint8))
     with pytest.raises(FedMomError, match=r"1\.png has 6x5 .*2\.png has 9x12 .*size=6x5"):
@@ -74,32 +74,32 @@ def test_sizes_that_are_none_are_refused(tmp_path, size):
         fedmom.from_images(tmp_path, size=size)
 
 
-def test_damaged_pictures_are_refused_by_name(tmp_path):
+def test_damaged_images_are_refused_by_name(tmp_path):
     put(tmp_path / "a" / "x" / "1.png", gray((60, 50)))
     whole = (tmp_path / "a" / "x" / "1.png").read_bytes()
     bad = tmp_path / "a" / "x" / "2.png"
-    for content in (b"", b"no picture", whole[:40], whole[: len(whole) // 2], b"P5 50 60 255\n123"):
+    for content in (b"", b"no image", whole[:40], whole[: len(whole) // 2], b"P5 50 60 255\n123"):
         bad.write_bytes(content)
-        with pytest.raises(FedMomError, match=r"2\.png is not a readable picture"):
+        with pytest.raises(FedMomError, match=r"2\.png is not a readable image"):
             fedmom.from_images(tmp_path)
 
 
-def test_huge_and_deep_pictures_are_refused(tmp_path, monkeypatch):
+def test_huge_and_deep_images_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "a" / "x" / "1.png"
     put(path, gray((6, 5)).astype(np.uint16))
     with pytest.raises(FedMomError, match=r"kind I;16. Save it as gray levels"):
         fedmom.from_images(tmp_path)
     put(path, gray((6, 5)))
-    monkeypatch.setattr(pictures, "MOST_PIXELS", 29)
+    monkeypatch.setattr(image_files, "MOST_PIXELS", 29)
     with pytest.raises(FedMomError, match="6x5 pixels; at most 29"):
         fedmom.from_images(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)  # where Pillow itself refuses
-    with pytest.raises(FedMomError, match="not a readable picture"):
+    with pytest.raises(FedMomError, match="not a readable image"):
         fedmom.from_images(tmp_path)
 
 
 def test_folders_of_other_kinds_are_refused(tmp_path):
-    with pytest.raises(FedMomError, match="has no pictures"):
+    with pytest.raises(FedMomError, match="has no images"):
         fedmom.from_images(tmp_path)
     put(tmp_path / "a" / "x" / "1.png", gray())
     with pytest.raises(FedMomError, match="folders are those of clients"):

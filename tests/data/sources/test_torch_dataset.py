@@ -27,8 +27,8 @@ def test_a_dataset_of_tensors_is_the_same_as_its_arrays(torch):
     np.testing.assert_array_equal([*data.train, *data.test], [*expected.train, *expected.test])
 
 
-class Pictures:
-    """As torchvision's datasets: a picture as a tensor, channels first, and its class."""
+class Images:
+    """As torchvision's datasets: an image as a tensor, channels first, and its class."""
 
     def __init__(self, pixels):
         self.pixels = pixels
@@ -45,7 +45,7 @@ def test_channels_come_last_and_a_single_one_goes(torch, channels):
     from torch.utils.data import ConcatDataset
 
     pixels = np.random.default_rng(0).random((6, channels, 5, 4)).astype(np.float32)
-    both = ConcatDataset([Pictures(torch.tensor(part)) for part in (pixels[:4], pixels[4:])])
+    both = ConcatDataset([Images(torch.tensor(part)) for part in (pixels[:4], pixels[4:])])
     data = fedmom.from_torch(
         both, is_test=[False] * 4 + [True] * 2, partition="iid:clients=1", name="pets"
     )

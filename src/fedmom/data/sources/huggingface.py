@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.columns import Table, needed
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.pictures import read_pictures
+from fedmom.data.image_files import read_images
 from fedmom.data.tables import Names, from_table
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def from_huggingface(
             splits are not read.
         label: The column of labels. A ``ClassLabel`` keeps its names.
         client: The column of client ids. Leave it out to make clients by ``partition``.
-        features: The column of pictures, or the columns of numbers or lists of numbers. By
-            default the only column of pictures, else all other columns.
-        size: The side that pictures are brought to, as for ``from_images``.
+        features: The column of images, or the columns of numbers or lists of numbers. By
+            default the only column of images, else all other columns.
+        size: The side that images are brought to, as for ``from_images``.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
         partition: In place of ``client``: how rows are dealt to clients.
@@ -71,19 +71,19 @@ def from_huggingface(
             f"{name}: a {type(dataset).__name__} cannot be read by number. Give a Dataset or a"
             " DatasetDict of train and test."
         )
-    pictures = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
+    images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
     return from_table(
         Table(name, dataset.column_names, len(dataset), _reader(dataset)),
         label=label,
         client=client,
-        features=features if features is not None or len(pictures) != 1 else pictures,
+        features=features if features is not None or len(images) != 1 else images,
         test=test,
         is_test=marks,
         test_fraction=test_fraction,
         partition=partition,
         seed=seed,
         task=task,
-        decode={column: _decoder(name, size) for column in pictures},
+        decode={column: _decoder(name, size) for column in images},
         class_names=_names(dataset, label),
     )
 
@@ -118,9 +118,9 @@ def _decoder(name: str, size: int | str | None) -> Any:
         for row, value in enumerate(column.to_pylist()):
             content = None if value is None else value["bytes"] or _content(value["path"])
             if content is None:
-                raise FedMomError(f"{name}: row {row} has no picture. Leave the row out.")
+                raise FedMomError(f"{name}: row {row} has no image. Leave the row out.")
             files.append(content)
-        return read_pictures(name, files, size)
+        return read_images(name, files, size)
 
     return decode
 

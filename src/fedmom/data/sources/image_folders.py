@@ -1,4 +1,4 @@
-"""Pictures in folders: one folder per client, and in it one per class."""
+"""Images in folders: one folder per client, and in it one per class."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from fedmom.data.assembly import NoClientsError, assemble, check_division
 from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import FederatedData
 from fedmom.data.ids import owners
+from fedmom.data.image_files import SUFFIXES, read_images
 from fedmom.data.labels import read_labels
-from fedmom.data.pictures import SUFFIXES, read_pictures
 from fedmom.data.save import save_store
 from fedmom.data.values import numbers_or_texts
 
 DEEPEST = 3  # client/class/picture
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former
-LAYOUTS = "client/class/picture, or class/picture with partition="
+LAYOUTS = "client/class/image, or class/image with partition="
 
 
 def from_images(
@@ -29,19 +29,19 @@ def from_images(
     partition: str | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Read pictures in folders ``client/class/picture``; or ``class/picture``, to be dealt.
+    """Read images in folders ``client/class/image``; or ``class/image``, to be dealt.
 
     Args:
         folder: The folder of folders.
-        size: The side that pictures are brought to, such as 32 or ``"32x24"`` (height x width).
+        size: The side that images are brought to, such as 32 or ``"32x24"`` (height x width).
             By default all must be of one size.
-        test_fraction: The share of every client's pictures that is drawn for testing.
-        partition: Where there are no folders of clients: how pictures are dealt to clients, such
+        test_fraction: The share of every client's images that is drawn for testing.
+        partition: Where there are no folders of clients: how images are dealt to clients, such
             as ``dirichlet:alpha=0.3,clients=100``.
         seed: The seed of ``test_fraction`` and ``partition``.
 
     Returns:
-        The population; images are gray where all pictures are, else in colour. Folders that are
+        The population; images are gray where all images are, else in colour. Folders that are
         called 0, 1, 2, ... are the numbers of classes; others are classes in sorted order.
 
     Examples:
@@ -57,7 +57,7 @@ def from_images(
     """
     top = user_path(str(folder), "folder")
     name = top.resolve().name
-    files = list(_pictures(top))
+    files = list(_image_files(top))
     depths = {len(file.relative_to(top).parts) for file in files}
     if len(depths) != 1 or not depths <= {2, 3}:
         _refuse_layout(top, files)
@@ -66,16 +66,16 @@ def from_images(
     if has_clients and partition is not None:
         raise FedMomError(
             f"{name}: its folders are those of clients, and partition={partition} would make"
-            " other clients. Leave it out, or give a folder class/picture."
+            " other clients. Leave it out, or give a folder class/image."
         )
     if not has_clients and partition is None:
         raise NoClientsError(
-            f"{name} has folders of classes, and none of clients. Have the pictures dealt:"
+            f"{name} has folders of classes, and none of clients. Have the images dealt:"
             " partition=iid:clients=10 (`fedmom data list` shows all partitions); or give folders"
-            " client/class/picture."
+            " client/class/image."
         )
     check_division(name, has_clients, False, test_fraction, partition, seed)
-    x = read_pictures(name, files, size)
+    x = read_images(name, files, size)
     labels = read_labels(name, numbers_or_texts([p[-2] for p in parts]), x.shape[1:], "classes")
     return assemble(
         name,
@@ -89,8 +89,8 @@ def from_images(
 
 
 def is_images(path: Path) -> bool:
-    """Tell whether a path is a folder with pictures in its folders."""
-    return path.is_dir() and any(file.parent != path for file in _pictures(path))
+    """Tell whether a path is a folder with images in its folders."""
+    return path.is_dir() and any(file.parent != path for file in _image_files(path))
 
 
 def load_images(
@@ -101,7 +101,7 @@ def load_images(
     seed: Seed = 0,
     partition: str | None = None,
 ) -> FederatedData:
-    """Open a folder of pictures; the first time it is packed, later only mapped."""
+    """Open a folder of images; the first time it is packed, later only mapped."""
 
     def pack(folder: Path) -> None:
         data = from_images(
@@ -110,12 +110,12 @@ def load_images(
         save_store(data, folder, {"folder": str(path)})
 
     options = [size, test_fraction, seed, partition]
-    files = file_identity(list(_pictures(path)))
+    files = file_identity(list(_image_files(path)))
     return cached(path.name, ["images", READER, files, options], pack)
 
 
-def _pictures(top: Path) -> Iterator[Path]:
-    """Yield all picture files below a folder, in sorted order; hidden ones are left out."""
+def _image_files(top: Path) -> Iterator[Path]:
+    """Yield all image files below a folder, in sorted order; hidden ones are left out."""
     if not top.is_dir():
         raise FedMomError(f"There is no folder {top}.")
     for here, folders, files in os.walk(top):
@@ -130,9 +130,9 @@ def _pictures(top: Path) -> Iterator[Path]:
 
 def _refuse_layout(top: Path, files: list[Path]) -> None:
     if not files:
-        raise FedMomError(f"{top} has no pictures ({', '.join(SUFFIXES)}). Give {LAYOUTS}.")
+        raise FedMomError(f"{top} has no images ({', '.join(SUFFIXES)}). Give {LAYOUTS}.")
     by_depth = {len(file.relative_to(top).parts): file.relative_to(top) for file in files}
     found = ", ".join(str(file) for file in by_depth.values())
     raise FedMomError(
-        f"{top} has pictures such as {found}. All must lie in folders of one kind: {LAYOUTS}."
+        f"{top} has images such as {found}. All must lie in folders of one kind: {LAYOUTS}."
     )

@@ -37,7 +37,7 @@ def from_torch(
 
     Every item is read once, with its transforms, into memory. Tensors of three dimensions have
     their channels first in torch, and last here; a single channel is left out. Arrays and
-    pictures are taken as they are.
+    images are taken as they are.
 
     Args:
         dataset: Gives (input, label) by number. Train and test sets in one:

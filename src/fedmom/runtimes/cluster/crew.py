@@ -137,7 +137,16 @@ class Crew:
                     member.is_ready = True
                 else:  # its machine does not have the store
                     member.opened = self._open(member.actor, self._whole())
-            except losses():
+            except losses() as error:
+                self._check_start(error)
                 self.lose(member)
             except self._ray.exceptions.RayTaskError as error:
                 raise unwrapped(error) from None
+
+    def _check_start(self, error: Exception) -> None:
+        """Give up where the first actors cannot start: others would fail in the same way."""
+        if getattr(error, "actor_init_failed", False) and not self._now():
+            raise FedMomError(
+                f"An actor could not start ({str(error).strip().splitlines()[-1]}). Install the"
+                " same versions of Python, FedMom and Ray on all machines of the cluster."
+            ) from None

@@ -21,7 +21,7 @@ class Job(NamedTuple):
     states: dict[str, Any]
 
 
-class Reply(NamedTuple):
+class ActorReply(NamedTuple):
     """What an actor sends back: blocks, the clients' new states, and how long it took."""
 
     blocks: list[Any]
@@ -56,14 +56,14 @@ class Host:
             self._sites[run] = site
         return site is not None
 
-    def run(self, run: str, job: Job, broadcast: Any) -> Reply:
+    def run(self, run: str, job: Job, broadcast: Any) -> ActorReply:
         """Work for clients; ends early if the job is cancelled."""
         import ray
 
         began = time.perf_counter()
         cancelled = ray.get_runtime_context().is_canceled
         blocks, states = self._sites[run].run(job, broadcast, cancelled)
-        return Reply(blocks, states, time.perf_counter() - began)
+        return ActorReply(blocks, states, time.perf_counter() - began)
 
     def evaluate(
         self,

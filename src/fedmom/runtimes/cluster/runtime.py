@@ -19,10 +19,10 @@ from fedmom.runtimes.cluster import connect, handover
 from fedmom.runtimes.cluster.balance import Speed, deal
 from fedmom.runtimes.cluster.crew import Crew, Member
 from fedmom.runtimes.cluster.errors import losses, unwrapped
-from fedmom.runtimes.cluster.host import Job, Reply
+from fedmom.runtimes.cluster.host import ActorReply, Job
 from fedmom.runtimes.cluster.pool import pool_of
 from fedmom.runtimes.questions import Question
-from fedmom.runtimes.scoring import Part, Scorer
+from fedmom.runtimes.scoring import ClientRange, Scorer
 from fedmom.runtimes.states import ClientStates
 
 OnLoss = Literal["redo", "drop"]
@@ -150,7 +150,7 @@ class RayRuntime:
         plan = self._plans.plan(split, budget)
         sent = self._put(params)
         left = plan.parts(len(self._crew.ready()))
-        done: dict[Part, Scores] = {}
+        done: dict[ClientRange, Scores] = {}
         for _ in range(TRIES):
             members = itertools.cycle(self._crew.ready())
             asked = [
@@ -235,7 +235,7 @@ class RayRuntime:
         for ref in done:
             sent = self._sent.pop(ref)
             try:
-                reply: Reply = self._ray.get(ref)
+                reply: ActorReply = self._ray.get(ref)
             except losses():
                 self._lost(sent)
             except self._ray.exceptions.RayTaskError as error:
@@ -270,7 +270,9 @@ class RayRuntime:
             for client in sent.clients
         ]
 
-    def _evaluate(self, member: Member, params: Any, where: tuple[str, int | None, Part]) -> Any:
+    def _evaluate(
+        self, member: Member, params: Any, where: tuple[str, int | None, ClientRange]
+    ) -> Any:
         clients: list[int] = []
         if self._client.personal is not None:
             split, budget, (first, last) = where

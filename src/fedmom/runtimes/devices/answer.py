@@ -33,13 +33,16 @@ def answer(message: Message, owner: Owner) -> Message:
         content = _do(message, owner, began)
     except Exception as error:
         owner.trouble(error)
-        reason = f"{type(error).__name__} on the device, whose own log says more"
-        owner.say(f"It failed. The server was told: {reason}.")
-        return Message(
-            Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason),
-            reply_to=message,
-        )
+        reply = failed(message, error)
+        owner.say(f"It failed. The server was told: {reply.error.reason}.")
+        return reply
     return Message(content, reply_to=message)
+
+
+def failed(message: Message, error: Exception) -> Message:
+    """Return what a server is told of an error: its name."""
+    reason = f"{type(error).__name__} on the device, whose own log says more"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _do(message: Message, owner: Owner, began: float) -> RecordDict:
@@ -59,16 +62,18 @@ def _describe(owner: Owner) -> RecordDict:
     """Tell how many samples there are and what a model must accept: nothing of the samples."""
     data = owner.data()
     train, test = int(data.train.size[0]), int(data.test.size[0])
-    owner.say(
-        f"The server asked what is here. Sent: {train} training and {test} test"
-        f" samples, their kind ({data.features.kind}), shape and number of labels."
-    )
-    return RecordDict(
+    reply = RecordDict(
         {
             wire.FACTS: MetricRecord({"train": train, "test": test}),
             wire.TASK: ConfigRecord({"features": json.dumps(data.features)}),
         }
     )
+    owner.say(
+        f"The server asked what is here. Sent, in {_bytes(wire.size_of(reply))}: how many samples"
+        f" there are ({train} training, {test} test), their kind ({data.features.kind}), shape and"
+        " number of labels."
+    )
+    return reply
 
 
 def _train(
@@ -86,8 +91,8 @@ def _train(
     say(
         f"Round {round_ + 1}: asked to train ({_bytes(wire.size_of(content))} came). Took"
         f" {done.steps} steps on {done.samples} samples in {time.perf_counter() - began:.1f} s."
-        f" Sent: an update of {_bytes(wire.size_of(reply))}, the loss {done.loss:.4g} and the"
-        " number of samples."
+        f" Sent, in {_bytes(wire.size_of(reply))}: an update of the model, the loss"
+        f" {done.loss:.4g} and the number of samples."
     )
     return reply
 
@@ -110,12 +115,13 @@ def _evaluate(
             }
             names |= dict.fromkeys(scores.sums)
     which = " and ".join(f"{count} {split} samples" for split, count in counts.items() if count)
+    reply = RecordDict({wire.FACTS: MetricRecord(facts)})
     say(
         f"Asked to evaluate a model ({_bytes(wire.size_of(content))} came). Did so on {which}, in"
-        f" {time.perf_counter() - began:.1f} s. Sent: these numbers, and the sums of"
-        f" {', '.join(names)}."
+        f" {time.perf_counter() - began:.1f} s. Sent, in {_bytes(wire.size_of(reply))}: these"
+        f" numbers, and the sums of {', '.join(names)}."
     )
-    return RecordDict({wire.FACTS: MetricRecord(facts)})
+    return reply
 
 
 def _whole(task: ConfigRecord, name: str) -> int:

@@ -14,7 +14,7 @@ from fedmom.core.types import Params
 from fedmom.data.batches import place, reader
 from fedmom.runtimes.base import Scores, Workload
 from fedmom.runtimes.devices.state import NEW, StateFolder
-from fedmom.runtimes.programs import Task, compiled
+from fedmom.runtimes.programs import ClientTask, compiled
 from fedmom.runtimes.scoring import Scorer
 
 
@@ -64,7 +64,7 @@ class DeviceClient:
         """
         work, data = self._workload.local_work, self._workload.data
         first, size = int(data.train.start[0]), int(data.train.size[0])
-        task = Task(self._number, first, size, work.count(round_, size), round_)
+        task = ClientTask(self._number, first, size, work.count(round_, size), round_)
         client = self._workload.client
         program = compiled(self._workload.model, reader(data.features), work, client, "one")
         state = self._state(broadcast, start)

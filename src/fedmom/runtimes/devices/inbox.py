@@ -21,7 +21,7 @@ OBJECTS = 1000  # parts of a message, besides those that its size explains
 CHUNK = 2**20  # bytes of an array in one part, at the least, but for its last one
 
 
-class Reply(NamedTuple):
+class DeviceReply(NamedTuple):
     """An answer to one message: the reply, or why it cannot be used."""
 
     asked: str  # the message that it answers
@@ -50,7 +50,7 @@ class Inbox:
         self._client: Any = getattr(grid, "_runtime_client", None)  # of HttpGrid
         self._partial: dict[str, _Partial] = {}
 
-    def take(self, asked: Iterable[str], most: int) -> Iterator[Reply]:
+    def take(self, asked: Iterable[str], most: int) -> Iterator[DeviceReply]:
         """Yield the replies that are there, to some of the messages that were sent.
 
         Args:
@@ -60,7 +60,7 @@ class Inbox:
         wanted = set(asked)
         if self._client is None:
             for message in self._grid.pull_messages(wanted):
-                yield Reply(message.metadata.reply_to_message_id, message)
+                yield DeviceReply(message.metadata.reply_to_message_id, message)
             return
         self._partial = {a: p for a, p in self._partial.items() if a in wanted}
         yield from self._begin(wanted - self._partial.keys(), most)
@@ -71,7 +71,7 @@ class Inbox:
                 self._confirm(partial.id)
                 yield reply
 
-    def _begin(self, wanted: set[str], most: int) -> Iterator[Reply]:
+    def _begin(self, wanted: set[str], most: int) -> Iterator[DeviceReply]:
         """Ask which replies there are."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -90,11 +90,11 @@ class Inbox:
                     break
             if len(parts) > OBJECTS + most // CHUNK:
                 self._confirm(own)
-                yield Reply(answered, None, "it is in too many parts")
+                yield DeviceReply(answered, None, "it is in too many parts")
             else:
                 self._partial[answered] = _Partial(own, list(parts))
 
-    def _go_on(self, answered: str, partial: _Partial, most: int) -> Reply | None:
+    def _go_on(self, answered: str, partial: _Partial, most: int) -> DeviceReply | None:
         """Take the parts that are there; return the reply if that were all, or it is too large."""
         from flwr.proto.message_pb2 import PullObjectRequest
 
@@ -106,20 +106,20 @@ class Inbox:
             )
             response = self._client.PullObject(request)
             if not response.object_found:
-                return Reply(answered, None, "a part of it is missing")
+                return DeviceReply(answered, None, "a part of it is missing")
             if not response.object_available:
                 return None
             partial.bytes += len(response.object_content)
             if partial.bytes > most + OVERHEAD:
-                return Reply(answered, None, f"it has more than {most + OVERHEAD:,} bytes")
+                return DeviceReply(answered, None, f"it has more than {most + OVERHEAD:,} bytes")
             partial.contents[part] = response.object_content
             partial.missing.remove(part)
         try:
-            return Reply(answered, _expanded(partial, most))
+            return DeviceReply(answered, _expanded(partial, most))
         except UnusableReplyError as error:
-            return Reply(answered, None, str(error))
+            return DeviceReply(answered, None, str(error))
         except Exception as error:  # whatever a stranger's bytes make of Flower's reader
-            return Reply(answered, None, f"it cannot be read ({type(error).__name__})")
+            return DeviceReply(answered, None, f"it cannot be read ({type(error).__name__})")
 
     def _confirm(self, message_id: str) -> None:
         """Tell the SuperLink that it need not keep a reply."""

@@ -13,11 +13,13 @@ from fedmom.runtimes.devices.inbox import Inbox
 from fedmom.runtimes.devices.wire import size_of
 
 SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_OVERDUE = 5.0  # the SuperLink itself tells of most messages whose time is over
+IN_VAIN = "it did not answer in time"
 # What Flower's own error codes mean, for a round's record. Others carry the device's own words.
 ERRORS = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "it could not load the app",
-    ErrorCode.MESSAGE_UNAVAILABLE: "it did not answer in time",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "it did not answer in time",
+    ErrorCode.MESSAGE_UNAVAILABLE: IN_VAIN,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: IN_VAIN,
     ErrorCode.NODE_UNAVAILABLE: "it has gone offline",
     ErrorCode.CLIENT_APP_CRASHED: "its client process crashed",
 }
@@ -38,6 +40,7 @@ class Sent(NamedTuple):
 
     node: int
     at: float
+    ttl: float
 
 
 class Answered(NamedTuple):
@@ -92,17 +95,21 @@ class Link:
         ]
         ids = dict(zip(contents, self._grid.push_messages(messages), strict=True))
         now = time.monotonic()
-        self._sent |= {sent: Sent(node, now) for node, sent in ids.items() if sent}
+        self._sent |= {sent: Sent(node, now, ttl) for node, sent in ids.items() if sent}
         return ids
 
     def take(self, asked: Iterable[str], most: int) -> Iterator[Answered]:
-        """Yield what has come back, to some of the messages.
+        """Yield what has come back, to some of the messages, or that their time is over.
+
+        A device that dies while it sends leaves a reply that begins and never ends.
 
         Args:
             asked: The messages' ids.
             most: The bytes of a reply's arrays, at most.
         """
-        for reply in self._inbox.take(asked, most):
+        waiting = set(asked)
+        for reply in self._inbox.take(sorted(waiting), most):
+            waiting.discard(reply.asked)
             sent = self._sent.pop(reply.asked, None)
             seconds = time.monotonic() - sent.at if sent else 0.0
             fault, message, size = reply.fault, reply.message, 0
@@ -114,6 +121,12 @@ class Link:
                     fault = "it comes from another device"
             content = message.content if message is not None and not fault else None
             yield Answered(reply.asked, content, fault, seconds, size)
+        now = time.monotonic()
+        for late in sorted(waiting & self._sent.keys()):
+            _, at, ttl = self._sent[late]
+            if now - at > ttl + SECONDS_OVERDUE:
+                del self._sent[late]
+                yield Answered(late, None, IN_VAIN, now - at, 0)
 
     def forget(self, asked: Iterable[str]) -> None:
         """Wait no longer for replies to some messages."""
@@ -133,5 +146,6 @@ def online(nodes: Sequence[Node], keys: Sequence[str]) -> dict[int, int]:
 
 
 def _words(reason: str | None) -> str:
-    """Return a device's own words: short, in one line."""
-    return " ".join((reason or "it failed").split())[:LONGEST]
+    """Return a device's own words: short, in one line, without what would steer a terminal."""
+    words = " ".join((reason or "it failed").split())[:LONGEST]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -38,7 +38,7 @@ class Device:
     test: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DeviceData(FederatedData):
     """A population whose samples are on devices: the server knows how many, and no more."""
 

@@ -19,11 +19,10 @@ from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
 from fedmom.runtimes.devices.population import DeviceData
 from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
 from fedmom.runtimes.devices.state import NEW
+from fedmom.runtimes.devices.terms import terms
 from fedmom.runtimes.devices.wire import UnusableReplyError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
-
-LONGEST_DEADLINE = 30 * 24 * 3600
 
 
 class _Question(NamedTuple):
@@ -63,6 +62,7 @@ class DeviceRuntime:
         self._rounds: dict[int, int] = {}  # of a client: the round whose state counts
         self._changed: dict[int, int] = {}
         self._saved: list[dict[int, int]] = [{}, {}]  # the former, of the last two snapshots
+        self._there: set[int] | None = None  # the clients that were online at the last look
         # A model, and its scores on splits that were not asked for yet.
         self._evaluated: tuple[Any, dict[tuple[str, int | None], Scores]] = (None, {})
 
@@ -126,6 +126,7 @@ class DeviceRuntime:
             if split in scores:
                 self._evaluated = (params, {(s, budget): scores[s] for s in scores if s != split})
                 return scores[split]
+            self._tell("no scores", reason=f"no device has evaluated the model on {split} samples")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -171,9 +172,17 @@ class DeviceRuntime:
     def _questions(self) -> list[_Question]:
         return [*self._asked.values(), *(question for question, _ in self._failed)]
 
+    def _online(self) -> dict[int, int]:
+        """Return the node of every client that is online; take note of who has come and gone."""
+        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        if nodes.keys() != self._there:
+            self._there = set(nodes)
+            self._tell("online", clients=sorted(nodes))
+        return nodes
+
     def _send(self, questions: Sequence[_Question]) -> None:
         """Send questions of one broadcast, or of several."""
-        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        nodes = self._online()
         models: dict[int, ArrayRecord] = {}
         contents = {
             nodes[question.client]: self._content(question, models)
@@ -201,11 +210,15 @@ class DeviceRuntime:
                 "run": self._data.run,
                 "client": client,
                 "round": round_,
-                "state": self._rounds.get(client, NEW),
+                "state": self._state_of(client),
                 "oldest": self._saved[0].get(client, NEW),
             }
         )
         return RecordDict({wire.MODEL: models[id(broadcast)], wire.TASK: task})
+
+    def _state_of(self, client: int) -> int:
+        """Return the round whose state a client has now, be it committed or not."""
+        return self._changed.get(client, self._rounds.get(client, NEW))
 
     def _answers(self) -> Iterator[Block]:
         """Yield the replies that are there and can be used; note the others as failures."""
@@ -260,21 +273,18 @@ class DeviceRuntime:
     def _ask_again(self, good: int) -> None:
         """Repeat a round for those who failed."""
         again, self._failed = [question for question, _ in self._failed], []
-        self._link.journal(
-            {
-                "event": "repeated",
-                "round": again[0].round + 1,
-                "clients": [question.client for question in again],
-                "reason": f"{good} of at least {self._least} replies",
-                "at": round(time.time(), 3),
-            }
+        self._tell(
+            "repeated",
+            round=again[0].round + 1,
+            clients=[question.client for question in again],
+            reason=f"{good} of at least {self._least} replies",
         )
         self._send(again)
 
     def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
         """Ask everybody who is online; return the scores on every split that somebody has."""
         takes = {s: taken(self._data.split(s).size, budget) for s in self.splits}
-        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        nodes = self._online()
         contents = {
             node: RecordDict({wire.MODEL: model, wire.TASK: self._evaluation(client, takes)})
             for client, node in nodes.items()
@@ -283,8 +293,9 @@ class DeviceRuntime:
         sent = self._link.send(MessageType.EVALUATE, contents, self._deadline)
         asked = {message: clients[node] for node, message in sent.items() if message}
         told: dict[str, dict[int, Sums]] = {split: {} for split in takes}
+        most = len(takes) * (1 + len(self._metrics)) * wire.BYTES_OF_A_ROW
         while asked:
-            for answered in self._link.take(list(asked), 0):
+            for answered in self._link.take(list(asked), most):
                 client = asked.pop(answered.asked)
                 try:
                     for split, sums in all_sums(answered, takes, client, self._metrics).items():
@@ -302,12 +313,9 @@ class DeviceRuntime:
         }
 
     def _evaluation(self, client: int, takes: Mapping[str, Clients]) -> ConfigRecord:
-        state = self._changed.get(client, self._rounds.get(client, NEW))
         counts = {split: int(count[client]) for split, count in takes.items()}
-        run = {"run": self._data.run}
-        return ConfigRecord(
-            {**self._link.settings, **run, "client": client, "state": state, **counts}
-        )
+        who = {"client": client, "state": self._state_of(client)}
+        return ConfigRecord({**self._link.settings, "run": self._data.run, **who, **counts})
 
     def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
         """Put together what devices measured, leaving out those who measured something else."""
@@ -327,39 +335,10 @@ class DeviceRuntime:
 
     def _note(self, event: str, client: int, round_: int | None = None, **more: Any) -> None:
         place = {} if round_ is None else {"round": round_ + 1}
-        at = {"at": round(time.time(), 3)}
-        self._link.journal({"event": event, "client": client, **place, **more, **at})
+        self._tell(event, client=client, **place, **more)
 
-
-class Terms(NamedTuple):
-    """What a server asks of its devices: the options of the runtime.
-
-    Args:
-        devices: How many must be there before a run begins.
-        deadline: Seconds that a device has to answer.
-        least: The fewest replies that make a round.
-        max_samples: The most samples that are believed of a device.
-    """
-
-    devices: int
-    deadline: float
-    least: int
-    max_samples: int
-
-
-def terms(
-    *, devices: int = 1, deadline: float = 600.0, least: int = 1, max_samples: int = 1_000_000
-) -> Terms:
-    """Return what a server asks of its devices, if that can be."""
-    for name, value in (("devices", devices), ("least", least), ("max_samples", max_samples)):
-        if value < 1:
-            raise FedMomError(f"flower: {name}={value} is not 1 or more.")
-    if not 0 < deadline <= LONGEST_DEADLINE:
-        raise FedMomError(
-            f"flower: deadline={deadline} is not a number of seconds greater than 0, and at most"
-            f" {LONGEST_DEADLINE:,}."
-        )
-    return Terms(devices, deadline, least, max_samples)
+    def _tell(self, event: str, **more: Any) -> None:
+        self._link.journal({"event": event, **more, "at": round(time.time(), 3)})
 
 
 def flower(

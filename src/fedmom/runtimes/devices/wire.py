@@ -70,11 +70,14 @@ def bytes_of(form: Params) -> int:
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a message's arrays."""
-    return sum(len(array.data) for r in content.array_records.values() for array in r.values())
+    """Return the bytes of what a message says, without Flower's own around it."""
+    arrays = (len(a.data) for record in content.array_records.values() for a in record.values())
+    others = (*content.metric_records.values(), *content.config_records.values())
+    return sum(arrays) + sum(len(record.deflate()) for record in others)
 
 
 LONGEST_ROW = 100_000  # numbers that a metric may be made of
+BYTES_OF_A_ROW = 8 * LONGEST_ROW
 
 
 def number(content: RecordDict, name: str, kind: type) -> Any:

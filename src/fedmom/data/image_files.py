@@ -1,4 +1,4 @@
-"""Picture files -> arrays of bytes, each looked at before it is decoded."""
+"""Image files -> arrays of bytes, each looked at before it is decoded."""
 
 import io
 import struct
@@ -18,17 +18,17 @@ from fedmom.core.progress import track
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 GRAY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-MOST_PIXELS = 2**26  # of one picture before it is resized
+MOST_PIXELS = 2**26  # of one image before it is resized
 MOST_SIDE = 2**14
 # What Pillow raises on files that are damaged or not what they say.
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError)
 DAMAGE_TOO = (OverflowError, MemoryError, NotImplementedError, struct.error, Warning)
 
-Source = Path | bytes
+ImageFile = Path | bytes
 
 
-def read_pictures(name: str, sources: Sequence[Source], size: int | str | None) -> NDArray[Any]:
-    """Decode pictures: (N, height, width) where all are gray, else (N, height, width, 3).
+def read_images(name: str, sources: Sequence[ImageFile], size: int | str | None) -> NDArray[Any]:
+    """Decode images: (N, height, width) where all are gray, else (N, height, width, 3).
 
     Args:
         name: What the data is called in messages.
@@ -50,9 +50,9 @@ def read_pictures(name: str, sources: Sequence[Source], size: int | str | None) 
             )
         shape = shape or found
     if shape is None:
-        raise FedMomError(f"{name} has no pictures.")
+        raise FedMomError(f"{name} has no images.")
     whole = (len(sources), *shape) if gray else (len(sources), *shape, 3)
-    check_memory(f"{name} with {len(sources):,} pictures", int(np.prod(whole)), "Take size=.")
+    check_memory(f"{name} with {len(sources):,} images", int(np.prod(whole)), "Take size=.")
     out = np.empty(whole, np.uint8)
     for place, source in enumerate(track(sources, f"decoding {name}")):
         out[place] = _decoded(name, source, place, shape, "L" if gray else "RGB")
@@ -73,7 +73,7 @@ def _size(name: str, size: int | str) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def _header(name: str, source: Source, place: int) -> tuple[str, tuple[int, int]]:
+def _header(name: str, source: ImageFile, place: int) -> tuple[str, tuple[int, int]]:
     """Return the mode, and height and width, without decoding."""
     with _opened(name, source, place) as image:
         if image.mode not in (*GRAY, *COLOUR):
@@ -90,7 +90,7 @@ def _header(name: str, source: Source, place: int) -> tuple[str, tuple[int, int]
 
 
 def _decoded(
-    name: str, source: Source, place: int, shape: tuple[int, int], mode: str
+    name: str, source: ImageFile, place: int, shape: tuple[int, int], mode: str
 ) -> NDArray[np.uint8]:
     from PIL import Image
 
@@ -104,7 +104,7 @@ def _decoded(
             raise _damaged(name, source, place, error) from None
 
 
-def _opened(name: str, source: Source, place: int) -> Any:
+def _opened(name: str, source: ImageFile, place: int) -> Any:
     from PIL import Image
 
     try:
@@ -117,16 +117,16 @@ def _opened(name: str, source: Source, place: int) -> Any:
         raise _damaged(name, source, place, error) from None
 
 
-def _damaged(name: str, source: Source, place: int, error: BaseException) -> FedMomError:
+def _damaged(name: str, source: ImageFile, place: int, error: BaseException) -> FedMomError:
     said = textwrap.shorten(str(error) or type(error).__name__, 200).rstrip(".")
     return FedMomError(
-        f"{name}: {_called(source, place)} is not a readable picture: {said}. It may be"
+        f"{name}: {_called(source, place)} is not a readable image: {said}. It may be"
         f" {', '.join(FORMATS)}."
     )
 
 
-def _called(source: Source, place: int) -> str:
-    return f"the picture of row {place}" if isinstance(source, bytes) else str(source)
+def _called(source: ImageFile, place: int) -> str:
+    return f"the image of row {place}" if isinstance(source, bytes) else str(source)
 
 
 def _text(shape: tuple[int, int] | None) -> str:
