@@ -96,7 +96,16 @@ def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(command, writt
         assert ours.finished
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"list": "compare.json", "runs": {"../x": {}}}'])
+PLANS = [
+    b"",
+    b"[]",
+    b"[" * 100_000,
+    b'{"list": "compare.json", "runs": {"../x": {}}}',
+    b'{"list": "config.toml", "runs": {"a": {"data": "synthetic"}}}',  # would be written over
+]
+
+
+@pytest.mark.parametrize("content", PLANS, ids=lambda content: str(content[:20]))
 def test_a_damaged_plan_of_a_folder_is_a_sentence(content):
     Path("r").mkdir()
     Path("r/creation.json").write_bytes(content)

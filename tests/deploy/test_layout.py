@@ -1,6 +1,7 @@
 """A deployment's folder: what is in it, who may read it, and what is refused."""
 
 import importlib.util
+import json
 import ssl
 import stat
 import tomllib
@@ -15,12 +16,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
 from fedmom.data.save import save_store
-from fedmom.flower import layout, node, programs
+from fedmom.flower import certificates, layout, node, programs
 from fedmom.flower.control import packed_app, settings_of
 from fedmom.flower.device_end import own_data, respond
 from fedmom.flower.run_process import follow
 from fedmom.reports import devices as device_table
 from fedmom.runtimes.devices import journal
+from fedmom.runtimes.devices.population import from_json, natural
 from tests.cli.command import invoke, refused
 
 
@@ -82,7 +84,9 @@ def test_insecure_is_for_one_machine(tmp_path):
         layout.open_device(facts.parent)
 
 
-@pytest.mark.parametrize("address", ["here", "here:", ":80", "a b:80", "host:70000", "host;x:80"])
+@pytest.mark.parametrize(
+    "address", ["here", "here:", ":80", "a b:80", "host:70000", "host;x:80", "h:²"]
+)
 def test_an_address_that_is_none_is_refused(tmp_path, address):
     assert "is not an address" in refused("deploy", "init", tmp_path / "a", "--address", address)
     assert not (tmp_path / "a").exists()
@@ -93,6 +97,90 @@ def test_a_folder_that_holds_a_deployment_is_left_alone(tmp_path):
     key = (tmp_path / "fl" / "server" / "ca.key").read_bytes()
     assert "holds a deployment already" in refused("deploy", "init", tmp_path / "fl")
     assert (tmp_path / "fl" / "server" / "ca.key").read_bytes() == key
+
+
+SERVERS = {
+    b"address = 5": "does not say 'address'",
+    b"address = [": "is not valid TOML",
+    b"a = " + b"[" * 5000: "is not valid TOML",
+    b"\xff": "is not valid TOML",
+    b'address = "a:1"': "does not say 'listen'",
+    b'address = "a:1"\nlisten = "here"': "is not an address",
+    b'address = "a:1"\nlisten = "a:1"\ninsecure = "false"': "insecure = 'false' is not a value",
+}
+
+
+@pytest.mark.parametrize(("content", "says"), SERVERS.items(), ids=lambda value: str(value)[:30])
+def test_a_damaged_deployment_is_a_sentence(tmp_path, content, says):
+    layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
+    (tmp_path / "fl" / "server" / layout.SERVER).write_bytes(content)
+    assert says in refused("deploy", "status", tmp_path / "fl")
+
+
+DEVICES = {
+    b"": "does not say 'name'",
+    b'name = "a"\nserver = 5': "does not say 'server'",
+    b'name = "a"\nserver = "here"': "is not an address",
+    b'name = "a"\nserver = "127.0.0.1:80"\ninsecure = 1': "insecure = 1 is not a value",
+}
+
+
+@pytest.mark.parametrize(("content", "says"), DEVICES.items(), ids=lambda value: str(value)[:30])
+def test_a_damaged_device_is_a_sentence(tmp_path, content, says):
+    (tmp_path / layout.DEVICE).write_bytes(content)
+    assert says in refused("deploy", "device", tmp_path, "--data", "synthetic")
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"\xff\xfe"])
+def test_a_damaged_certificate_is_named(tmp_path, content):
+    layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
+    (tmp_path / "fl" / "server" / "ca.pem").write_bytes(content)
+    assert "ca.pem is no certificate" in refused("deploy", "status", tmp_path / "fl")
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"ssh-rsa AAAA", b"\xff"])
+def test_a_damaged_key_of_a_device_is_named(tmp_path, content):
+    (tmp_path / "a.pub").write_bytes(content)
+    with pytest.raises(FedMomError, match=r"a\.pub is not the public key of a device"):
+        certificates.public_key_bytes(tmp_path / "a.pub")
+
+
+def test_an_app_without_a_table_of_settings_is_refused(tmp_path):
+    deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
+    (deployment.app / "pyproject.toml").write_text("[tool.flwr.app]\nconfig = 5\n")
+    assert "is no Flower app's" in refused("deploy", "run", tmp_path / "fl")
+
+
+ONE = {"key": "k", "name": "a", "train": 3, "test": 0}
+POPULATIONS = [
+    "[" * 100_000,
+    "{}",
+    {"devices": []},
+    {"devices": [{**ONE, "train": float("inf")}]},
+    {"devices": [{**ONE, "train": 10**30}]},
+    {"devices": [{**ONE, "train": -1}]},
+    {"devices": [{**ONE, "train": True}]},
+    {"devices": [{**ONE, "name": 5}]},
+    {"features": ["vector", [2**40], 2]},
+    {"features": ["vector", [2], "many"]},
+    {"features": ["sound", [2], 2]},
+    {"features": ["vector", 2, 2]},
+    {"features": ["vector", [2], 2, "guess"]},
+]
+
+
+@pytest.mark.parametrize("change", POPULATIONS, ids=lambda change: str(change)[:50])
+def test_a_damaged_list_of_devices_is_refused(change):
+    whole = {"run": "ab", "features": ["vector", [2], 2], "devices": [ONE]}
+    assert from_json(json.dumps(whole).encode()).users == ["a"]
+    text = change if isinstance(change, str) else json.dumps({**whole, **change})
+    with pytest.raises(FedMomError, match=r"devices\.json, .* is damaged"):
+        from_json(text.encode())
+
+
+def test_any_name_of_a_device_can_be_sorted():
+    names = ["b10", "b2", "²", "b" + "9" * 5000, "", "١٢", "10", "9"]
+    assert sorted(names, key=natural).index("b2") < sorted(names, key=natural).index("b10")
 
 
 def test_one_more_device(tmp_path):

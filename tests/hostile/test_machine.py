@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import fedmom
 from fedmom.experiments import build, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
+from tests.cli.command import main
 from tests.hostile.test_kills import TASK, finished, left
 
 
@@ -43,6 +45,42 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(small_disk, tmp_path):
     assert code == 0, text
     assert finished(*task, "--out", tmp_path / "whole")[0] == 0
     assert left(disk / "run") == left(tmp_path / "whole")
+
+
+FILES_OF = {
+    "predict": lambda run, disk: ["predict", run, "synthetic:clients=4", "--out", disk / "p.csv"],
+    "export": lambda run, disk: ["export", run, "--out", disk / "model"],
+    "report": lambda run, disk: ["report", run, "--out", disk / "page.html"],
+    "show": lambda _, disk: ["data", "show", "synthetic:clients=4", "--out", disk / "figures"],
+    "prepare": lambda _, disk: ["data", "prepare", "synthetic:clients=30", "--out", disk / "s"],
+    "deploy": lambda _, disk: ["deploy", "init", disk / "fl", "--devices", "30"],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    task = {"rounds": 2, "clients_per_round": 2, "lr": 0.01, "progress": False}
+    return fedmom.run("synthetic:clients=4", out=folder, **task).path
+
+
+@pytest.mark.parametrize("command", FILES_OF)
+def test_no_command_leaves_half_a_file_on_a_full_disk(
+    small_disk, trained, command, monkeypatch, capsys
+):
+    disk, enlarge = small_disk
+    if command == "deploy":
+        pytest.importorskip("flwr")
+    (disk / "others").write_bytes(bytes(92 * 1024))
+    args = FILES_OF[command](trained, disk)
+    code, _, err = main(monkeypatch, capsys, *args)
+    assert code == 2, err
+    assert "No space left" in err
+    assert str(disk) in err.replace("\n", "")
+    assert [file.name for file in disk.rglob("*") if file.is_file()] == ["others"]
+    enlarge()
+    code, _, err = main(monkeypatch, capsys, *args)
+    assert code == 0, err
 
 
 def open_files():

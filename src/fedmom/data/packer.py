@@ -1,5 +1,6 @@
 """Writing a packed store: one client after another, and under its name only when it is whole."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import naming
 from fedmom.data.checksums import remember
 from fedmom.data.federated import Features
 from fedmom.data.manifest import FORMAT, TABLES
@@ -53,13 +55,18 @@ class Packer:
         self._files = {n: _Hashed(self._working / f"{n}.bin") for n in (*self._columns, "users")}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         try:
             if kind is None:
-                self._finish()
+                with naming(self._folder):
+                    self._finish()
+            elif isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = str(self._folder)  # a full disk names no file
         finally:
             for file in self._files.values():
-                file.close()
+                file.abandon()
             shutil.rmtree(self._working, ignore_errors=True)
 
     def add(
@@ -164,6 +171,11 @@ class _Hashed:
             self._file.close()
         return self._hash.hexdigest()
 
+    def abandon(self) -> None:
+        """Close the file; what cannot be written any more does not matter."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
 
 def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
     """Change the type of whole numbers; one that does not fit is refused, not wrapped."""
@@ -185,8 +197,10 @@ def _publish(working: Path, folder: Path) -> None:
 def _remove_abandoned(folder: Path) -> None:
     """Remove what packings of this store left behind when they were killed."""
     for left in folder.parent.glob(f".{folder.name}.packing-*"):
-        process = int(left.name.rpartition("-")[2])
-        if process == os.getpid() or not _alive(process):
+        process = left.name.rpartition("-")[2]
+        if not (process.isascii() and process.isdecimal() and len(process) < 10):
+            continue  # somebody else's
+        if int(process) == os.getpid() or not _alive(int(process)):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import ssl
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,12 +64,17 @@ class Control:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._client = ControlHttpClient.from_server_address(
-            deployment.listen,
-            deployment.insecure,
-            None if deployment.ca is None else deployment.ca.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
-        )
+        try:
+            self._client = ControlHttpClient.from_server_address(
+                deployment.listen,
+                deployment.insecure,
+                None if deployment.ca is None else deployment.ca.read_bytes(),
+                [RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
+            )
+        except (ssl.SSLError, UnicodeError) as error:
+            raise FedMomError(
+                f"{deployment.ca} is no certificate ({error}). Put it back from a copy."
+            ) from None
 
     def __enter__(self) -> "Control":
         return self
@@ -187,7 +193,7 @@ def settings_of(app: Path) -> dict[str, Any]:
 def _project(app: Path) -> dict[str, Any]:
     try:
         project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        project["tool"]["flwr"]["app"].items()
+        project["tool"]["flwr"]["app"].get("config", {}).items()
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise FedMomError(f"{app / 'pyproject.toml'} is no Flower app's: {error}.") from None
     return project

@@ -8,6 +8,7 @@ runs/                 a folder for each run
 
 import ipaddress
 import re
+import shutil
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +17,7 @@ from pathlib import Path
 import tomli_w
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import naming
 
 INSIDE = "127.0.0.1:8000"  # where the SuperLink listens, if devices do not call it on loopback
 SERVER, DEVICE = "server.toml", "device.toml"
@@ -99,7 +101,7 @@ def create(path: Path, address: str, devices: int, *, insecure: bool = False) ->
     Returns:
         The deployment.
     """
-    host, port = split_address(address)
+    host, _ = split_address(address)
     if insecure and not is_loopback(host):
         raise FedMomError(
             f"--insecure is for trials on one machine, and {host} is another. Leave it out."
@@ -110,20 +112,37 @@ def create(path: Path, address: str, devices: int, *, insecure: bool = False) ->
         raise FedMomError(f"{path} holds a deployment already. Choose another folder.")
     listen = address if is_loopback(host) else INSIDE
     deployment = Deployment(path, address, listen, insecure)
+    new = [part for part in ("app", "server", "devices", "runs") if not (path / part).exists()]
+    try:
+        with naming(path):
+            _fill(deployment, devices)
+    except BaseException:  # a full disk, Ctrl-C: the same folder can be given again
+        for part in new:
+            shutil.rmtree(path / part, ignore_errors=True)
+        raise
+    return deployment
+
+
+def _fill(deployment: Deployment, devices: int) -> None:
+    """Write the files of a new deployment."""
+    host, port = split_address(deployment.address)
     for folder in ("app/fedmom_app", "server/keys", "server/flwr", "devices", "runs"):
-        (path / folder).mkdir(parents=True, exist_ok=True)
+        (deployment.path / folder).mkdir(parents=True, exist_ok=True)
     deployment.server.chmod(0o700)
-    if not insecure:
+    if not deployment.insecure:
         from fedmom.flower import certificates
 
         hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
         certificates.write_server(deployment.server, list(hosts))
     _write_templates(deployment, port)
-    facts = {"address": address, "listen": listen, "insecure": insecure}
+    facts = {
+        "address": deployment.address,
+        "listen": deployment.listen,
+        "insecure": deployment.insecure,
+    }
     (deployment.server / SERVER).write_text(tomli_w.dumps(facts))
     for number in range(1, devices + 1):
         add_device(deployment, f"device-{number}")
-    return deployment
 
 
 def add_device(deployment: Deployment, name: str) -> Path:
@@ -224,8 +243,10 @@ def _text(file: Path, facts: dict[str, object], key: str) -> str:
 
 
 def _address(file: Path, facts: dict[str, object], key: str) -> str:
+    text = _text(file, facts, key)
     try:
-        return ":".join(map(str, split_address(_text(file, facts, key))))
+        split_address(text)
+        return text
     except FedMomError as error:
         raise FedMomError(f"{file}, {key}: {error}") from None
 

@@ -1,5 +1,6 @@
 """A dataset in figures: how unequal its clients are (the paper's Figure 2), and its samples."""
 
+import io
 import string
 import textwrap
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.files import write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.statistics import counts, label_mix, statistics
@@ -32,8 +34,10 @@ def show(data: FederatedData, folder: Path) -> list[Path]:
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
+        content = io.BytesIO()
         with quietly():
-            figure.savefig(paths[-1], dpi=140)
+            figure.savefig(content, dpi=140)
+        write_atomic(paths[-1], content.getvalue())
     return paths
 
 
