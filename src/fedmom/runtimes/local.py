@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -167,14 +167,12 @@ class LocalRuntime:
         lr = schedules.at(self._work.lr, question.round)
         if self._vectorized:
             way: Way = "many"
-            parts: Iterable[Sequence[Task]] = _parts(tasks, CLIENTS_AT_ONCE)
+            parts = _parts(tasks, CLIENTS_AT_ONCE)
         elif self._short(question.broadcast, tasks):
             way, parts = "few", _parts(tasks, FEW_AT_ONCE)
-        elif self._workers > 1:
+        else:
             yield from self._threaded(question.broadcast, lr, tasks)
             return
-        else:  # no other thread: whoever wants one core gets one
-            way, parts = "one", ([task] for task in tasks)
         for part in parts:
             yield part, self._run(question.broadcast, lr, part, way)
 
