@@ -6,7 +6,8 @@ process, first compiling and then with its programs kept; Flower's simulation do
 on the same clients beside it. FEMNIST and Shakespeare are run for some rounds, with FLUTE's nets
 and as many steps as an epoch of an average client has, on the data that is at hand; the
 published number of rounds is extrapolated from those after the first. FLUTE's times are of its
-authors' machines.
+authors' machines. A task is run if its data is given (``--mnist``, ``--femnist``,
+``--shakespeare``); ``--write-docs`` renews docs/scale.md.
 """
 
 import argparse
@@ -55,8 +56,8 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "femnist": Part("FEMNIST", "cnn", 20, 0.1, 1, 1500, "8:22", 10),
-    "shakespeare": Part("Shakespeare", "rnn", 4, 0.8, 80, 1200, "21:50", 10),
+    "femnist": Part("FEMNIST", "cnn", 20, 0.1, 1, 1500, "8:22", 5),
+    "shakespeare": Part("Shakespeare", "rnn", 4, 0.8, 80, 1200, "21:50", 3),
 }
 MNIST = ["logistic regression on MNIST", "time", "ratio", "accuracy", ""]
 PARTLY = ["task", "a round, measured", "extrapolated", "FLUTE on GPUs, published"]
@@ -192,26 +193,27 @@ def part(name: str, data: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mnist", help="the folder of MNIST's idx files")
-    parser.add_argument("--femnist", default="glyphs", help="FEMNIST, as for run --data")
-    parser.add_argument("--shakespeare", default="shakespeare", help="as for run --data")
+    parser.add_argument("--femnist", help="FEMNIST, as for run --data")
+    parser.add_argument("--shakespeare", help="Shakespeare, as for run --data")
     parser.add_argument("--no-flower", action="store_true")
     parser.add_argument("--write-docs", action="store_true", help="renew docs/scale.md")
     options = parser.parse_args()
-    console = Console(width=120)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sections = {}
-        if options.mnist:
-            sections["mnist"] = (MNIST, mnist(options.mnist, folder, flower=not options.no_flower))
-        tasks = [part(task, getattr(options, task)) for task in PARTS]
-        sections["parts"] = (PARTLY, tasks)
-    for section, (columns, rows) in sections.items():
-        table = Table(*columns, box=None)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        if options.write_docs:
-            pages.write_section(section, pages.markdown(columns, rows), pages.SCALE)
+    if options.mnist:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = mnist(options.mnist, Path(folder), flower=not options.no_flower)
+        show("mnist", MNIST, rows, write=options.write_docs)
+    given = {task: data for task in PARTS if (data := getattr(options, task))}
+    for task, data in given.items():
+        show(task, PARTLY, [part(task, data)], write=options.write_docs)
+
+
+def show(section: str, columns: list[str], rows: list[list[str]], *, write: bool) -> None:
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=120).print(table)
+    if write:
+        pages.write_section(section, pages.markdown(columns, rows), pages.SCALE)
 
 
 if __name__ == "__main__":
