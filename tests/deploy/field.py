@@ -101,8 +101,8 @@ class Field:
         return self.output(name).read_text(errors="replace") if self.output(name).exists() else ""
 
     def end(self, name):
-        """Ctrl-C; return the exit code."""
-        self._processes[name].send_signal(signal.SIGINT)
+        """End a command as Ctrl-C does. (Background jobs of a shell ignore SIGINT.)."""
+        self._processes[name].send_signal(signal.SIGTERM)
         return self._processes[name].wait(PATIENCE)
 
     def kill(self, name, *, all_of=None):

@@ -32,7 +32,8 @@ class Reader:
     def __init__(self, field, folder):
         self.field, self.folder = field, folder
         programs = Path(sys.executable).parent
-        self.env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        path = f"{programs}:{os.environ['PATH']}"
+        self.env = {**os.environ, "PATH": path, "COLUMNS": "200"}  # so that no table is cut
         self.typed = []
 
     def type(self, line):

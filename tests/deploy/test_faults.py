@@ -176,7 +176,8 @@ def respond(message, context):
 
 def spoil(message, reply, kind):
     if kind == "raises":
-        raise OSError("sample 17 of /home/ann/secret.npz")
+        # Put together here: the app's own text is in Flower's database, too.
+        raise OSError("sample 17 of /home/ann/" + ".".join(["secret", "npz"]))
     update = {name: array.numpy() for name, array in reply.content["update"].items()}
     facts = dict(reply.content["facts"])
     if kind == "nan":
@@ -209,12 +210,8 @@ def test_hostile_devices_are_left_out_and_the_run_goes_on(field):
     for part in ("not finite", "bytes", "names", "shape", "float64", "it claims 1000000000"):
         assert part in told
     assert "OSError" in told
-    kept = [
-        *(field.path / "server").glob("*.*"),
-        *field.folder.glob("run/**/*"),
-        field.output("run"),
-    ]
-    for file in kept:  # Flower's database and logs, the run's folder, what the run printed
+    server, run = (field.path / "server").glob("*.*"), field.folder.glob("run/**/*")
+    for file in (*server, *run, field.output("run")):  # databases, logs, what the run printed
         assert not file.is_file() or b"secret.npz" not in file.read_bytes()
     device = field.path / "devices" / "device-3" / "supernode.log"
     assert "secret.npz" in device.read_text()  # its owner may know
