@@ -180,11 +180,11 @@ class LocalRuntime:
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
         way, parts = self._plan(question.broadcast, tasks)
-        if way is None and self._workers > 1:
+        if way is None:
             yield from self._threaded(question.broadcast, lr, parts)
             return
-        for part in parts:  # on this thread: a runtime that is given one core takes one
-            yield part, self._run(question.broadcast, lr, part, way or _way_of(part))
+        for part in parts:
+            yield part, self._run(question.broadcast, lr, part, way)
 
     def _plan(
         self, broadcast: Any, tasks: Sequence[ClientTask]
@@ -217,7 +217,7 @@ class LocalRuntime:
                 future.cancel()
 
     def _wait(self, broadcast: Any, lr: float, part: Sequence[ClientTask]) -> Answer:
-        answer = self._run(broadcast, lr, part, _way_of(part))
+        answer = self._run(broadcast, lr, part, "one" if len(part) == 1 else "few")
         jax.block_until_ready(answer)  # type: ignore[no-untyped-call]
         return answer
 
@@ -257,11 +257,6 @@ def local(
         vectorized=vectorized,
         cohort=workload.cohort,
     )
-
-
-def _way_of(part: Sequence[ClientTask]) -> Way:
-    """Return the program for a call of long clients."""
-    return "one" if len(part) == 1 else "few"
 
 
 def at_once(clients: int, product: int) -> int:
