@@ -32,6 +32,8 @@ QUICK = {
     *("diagnostics", "npz_vectors", "shakespeare_steps", "store_of_old_version"),
 }
 THINNED = ("eval_thinned",)
+# Convolutions are computed by other products now: equal to rounding, on every CPU.
+CONVOLUTIONS = ("glyphs_lenet5", "npz_leaf_cnn")
 SAMPLED = ("gradient_norm", "alignment")
 # Relative to the largest number of a tensor or column: a few steps amplify a rounding.
 TOLERANCE = 2e-3
@@ -43,7 +45,7 @@ def different(names):
     return [f"{n} {here[n]} for {MADE_BY[n]}" for n in names if here[n] != MADE_BY[n]]
 
 
-def assert_same(run, tensors, golden, golden_tensors, thinned=False):
+def assert_same(run, tensors, golden, golden_tensors, thinned=False, rounded=False):
     """Two runs that ``make.read`` has read, of this version and of the golden one, are equal."""
     assert {k: run["config"][k] for k in golden["config"]} == golden["config"]
     assert {k: run["checkpoint"][k] for k in golden["checkpoint"]} == golden["checkpoint"]
@@ -53,7 +55,7 @@ def assert_same(run, tensors, golden, golden_tensors, thinned=False):
     for row in (*run["rounds"], *golden["rounds"]):
         for key in SAMPLED:
             row.get("diagnostics", {}).pop(key, None)
-    if different(SAME):
+    if rounded or different(SAME):
         assert_close(run, tensors, golden, golden_tensors)
     else:
         assert_equal(run, golden)
@@ -102,7 +104,7 @@ def test_a_run_gives_the_golden_numbers(name, files, tmp_path):
     golden = json.loads((NUMBERS / f"{name}.json").read_bytes())
     run, tensors = make.run(name, files[0], tmp_path / "case")
     kept = load_file(NUMBERS / f"{name}.safetensors")
-    assert_same(run, tensors, golden, kept, thinned=name in THINNED)
+    assert_same(run, tensors, golden, kept, thinned=name in THINNED, rounded=name in CONVOLUTIONS)
 
 
 def test_stores_hold_the_golden_arrays(files):

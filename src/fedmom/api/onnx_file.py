@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmom.api.runs import Run
 from fedmom.core.errors import FedMomError
+from fedmom.models._kernels import plain_calls
 
 
 def onnx_bytes(run: Run, batch: int) -> bytes:
@@ -27,7 +28,7 @@ def onnx_bytes(run: Run, batch: int) -> bytes:
     params, model, features = run.params, run.experiment.model, run.experiment.data.features
     kind = np.int32 if features.kind == "text" else np.float32
     inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
-    with _quiet():
+    with _quiet(), plain_calls():
         made: Any = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
     content: bytes = made.SerializeToString()
     return content

@@ -174,22 +174,26 @@ def _framed(pixels: jax.Array, *, grid: Grid) -> jax.Array:
 
 @kernel
 def _quartered(maps: jax.Array, *, grid: Grid) -> jax.Array:
-    """(C, 4Y, 4X N) -> (C, 2, 2, 2, 2, Y, X N): each of a square's two in each of a pair's two."""
+    """(C, 4Y, 4X N) -> (2, 2, C, 2, 2, Y, X N): each of a square's two in each of a pair's two.
+
+    First those of columns, then those of rows.
+    """
     maps = maps[:, :-MORE]
     channels, height, _ = maps.shape
     maps = maps.reshape(channels, height // 4, 2, 2, -1, 2, 2, grid.samples)
-    maps = maps.transpose(0, 2, 3, 5, 6, 1, 4, 7)
-    return maps.reshape(channels, 2, 2, 2, 2, height // 4, -1)
+    maps = maps.transpose(5, 6, 0, 2, 3, 1, 4, 7)
+    return maps.reshape(2, 2, channels, 2, 2, height // 4, -1)
 
 
 @kernel
 def _unfolded_columns(q: jax.Array, *, grid: Grid) -> jax.Array:
-    """Return the columns of the patches, (side + 1, C, 2, 2, 2, Y, run)."""
+    """Return the columns of the patches, (side + 1, C, 2, 4 Y, run)."""
+    q = q.reshape(2, 2, q.shape[2], -1, q.shape[-1])
 
     def column(j: int, square: int) -> jax.Array:
         pair, square = divmod(square + j // 2, 2)
         start = pair * grid.samples
-        return q[:, :, :, square, j % 2, :, start : start + grid.run]
+        return q[square, j % 2, :, :, start : start + grid.run]
 
     columns = [jnp.stack([column(j, square) for square in (0, 1)], 1) for j in range(grid.side + 1)]
     return jnp.stack(columns)
@@ -198,7 +202,7 @@ def _unfolded_columns(q: jax.Array, *, grid: Grid) -> jax.Array:
 @kernel
 def _unfolded_rows(p: jax.Array, *, grid: Grid) -> jax.Array:
     """Return the rows of the patches, (side + 1, side + 1, C, 2, 2, n)."""
-    p = p.reshape(*p.shape[:5], -1)
+    p = p.reshape(*p.shape[:3], 2, 2, -1)
     length = grid.pairs[0] * grid.run
 
     def row(i: int, square: int) -> jax.Array:

@@ -105,11 +105,10 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, u, v, code = residuals
     (g,) = jax.linear_transpose(partial(_images, grid=grid), jnp.zeros(code.shape, g.dtype))(g)
-    products = _places_back(code, g)
+    products = _places_back(code, g).reshape(VALUES, len(g), -1)
     dw = _weights_back(jnp.einsum("ikn,imn->ikm", v, products), channels=x.shape[3])
     dv = jnp.einsum("ikm,imn->ikn", u, products)
-    rows = [_folded_rows(dv, odd=odd, grid=grid) for odd in (0, 1)]
-    maps = _folded_columns(_evaluated_back(*rows), grid=grid)
+    maps = _folded_columns(_evaluated_back(_folded_rows(dv, grid=grid)), grid=grid)
     (dx,) = jax.linear_transpose(partial(_maps, grid=grid), x)(maps)
     return dw, bias_gradient(code, g), dx
 
@@ -119,7 +118,8 @@ _apply.defvjp(_forward, _backward)
 
 def _maps(x: jax.Array, grid: Grid) -> jax.Array:
     """(N, H, W, C) -> (C, 2, 2, Y, X N), with a frame of zeros under "SAME" padding."""
-    x = jnp.pad(x, ((0, 0), (0, grid.height % 2), (0, grid.width % 2), (0, 0)))
+    odd = [(0, 0, 0), (0, grid.height % 2, 0), (0, grid.width % 2, 0), (0, 0, 0)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), odd) if any(map(any, odd)) else x
     samples, height, width, channels = x.shape
     x = x.reshape(samples, height // 2, 2, width // 2, 2, channels).transpose(5, 2, 4, 1, 3, 0)
     before = 1 if grid.padding == "SAME" else 0
@@ -174,20 +174,15 @@ def _unfolded(v: jax.Array, *, grid: Grid) -> jax.Array:
 @kernel
 def _weights(w: jax.Array) -> jax.Array:
     """Return the six values of the kernel's rows, (6, 5 C, filters)."""
-    *_, channels, filters = w.shape
-    w = w.reshape(SIDE, SIDE, -1)
-    u = jnp.stack([combined(row, [w[:, j] for j in range(SIDE)]) for row in WEIGHTS])
-    return u.reshape(VALUES, SIDE * channels, filters)
+    u = jnp.einsum("vj,ijcf->vicf", jnp.asarray(WEIGHTS, w.dtype), w)
+    return u.reshape(VALUES, SIDE * w.shape[2], -1)
 
 
 @kernel
 def _weights_back(du: jax.Array, *, channels: int) -> jax.Array:
     """Return the gradient of the kernel, given that of its values."""
-    filters = du.shape[-1]
-    du = du.reshape(VALUES, SIDE, -1)
-    return jnp.stack([combined(row, du) for row in WEIGHTS.T], 1).reshape(
-        SIDE, SIDE, channels, filters
-    )
+    du = du.reshape(VALUES, SIDE, channels, -1)
+    return jnp.einsum("vj,vicf->ijcf", jnp.asarray(WEIGHTS, du.dtype), du)
 
 
 def _places(u: jax.Array, v: jax.Array) -> jax.Array:
@@ -206,15 +201,15 @@ def _read_off(products: jax.Array) -> jax.Array:
 @kernel
 def _places_back(code: jax.Array, g: jax.Array) -> jax.Array:
     """Return the gradient of the products, given that of the outputs."""
+    left, right = jnp.asarray(SUMS, g.dtype)[:, :, None, None, None]
     upper = jnp.arange(0, 4, 2)[:, None]
     code, g = code[:, None], g[:, None]
-    left, right = (jnp.where(code == upper + i, g, 0) for i in (0, 1))
-    return jnp.stack([combined(row, [left, right]) for row in SUMS.T]).reshape(VALUES, len(g), -1)
+    return jnp.where(code == upper, left * g, jnp.where(code == upper + 1, right * g, 0))
 
 
 @kernel
-def _folded_rows(dv: jax.Array, *, odd: int, grid: Grid) -> jax.Array:
-    """Add up what comes back to the even or to the odd rows, (6, C, Y R)."""
+def _folded_rows(dv: jax.Array, *, grid: Grid) -> jax.Array:
+    """Add up what comes back to each row, (6, C, 2, Y R)."""
     dv = dv.reshape(VALUES, SIDE, dv.shape[1] // SIDE, 2, -1)
 
     def part(row: int) -> jax.Array:
@@ -222,13 +217,14 @@ def _folded_rows(dv: jax.Array, *, odd: int, grid: Grid) -> jax.Array:
         taps = [(row - place, place) for place in (0, 1) if 0 <= row - place < SIDE]
         return reduce(jnp.add, [dv[:, tap, :, place] for tap, place in taps])
 
-    return overlapped([part(2 * s + odd) for s in SHIFTS], _run(grid))
+    rows = [overlapped([part(2 * s + odd) for s in SHIFTS], _run(grid)) for odd in (0, 1)]
+    return jnp.stack(rows, 2)
 
 
 @kernel
-def _evaluated_back(even: jax.Array, odd: jax.Array) -> jax.Array:
-    """Return the gradients of the pixels, by shift and column, given that of their values."""
-    pixels = [jnp.stack([combined(column, rows) for rows in (even, odd)], 1) for column in PIXELS.T]
+def _evaluated_back(rows: jax.Array) -> jax.Array:
+    """Return the gradients of pixels by shift, (3, C, 2, 2, Y R), given those of their values."""
+    pixels = [combined(column, rows) for column in PIXELS.T]
     return jnp.stack([jnp.stack(pixels[2 * s : 2 * s + 2], 2) for s in SHIFTS])
 
 

@@ -8,7 +8,8 @@ does not help, for it is gone before passes are fused. A call that is not inline
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -24,6 +25,22 @@ except ImportError:  # an experiment of JAX: without it the same numbers take lo
 
     def _marked(**_: Any) -> Any:
         return contextlib.nullcontext()
+
+
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextlib.contextmanager
+def plain_calls() -> Iterator[None]:
+    """Let kernels be the operations they consist of, for those who translate programs of JAX.
+
+    Such a translator may trace with operations of its own, and a kernel would keep the trace.
+    """
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 def kernel(function: Kernel) -> Kernel:
@@ -45,6 +62,8 @@ def kernel(function: Kernel) -> Kernel:
 
     @functools.wraps(function)
     def call(*arrays: Any, **given: Any) -> Any:
+        if _plain.get():
+            return function(*arrays, **given)
         with _marked(inlineable="false"):
             return jitted(*arrays, **given)
 

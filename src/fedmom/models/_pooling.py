@@ -25,7 +25,7 @@ BESIDE, BELOW, RIGHT, LEFT = 1, 2, 4, 8
 def pooled(y: jax.Array, bias: jax.Array) -> jax.Array:
     """Return the outputs (filters, n)."""
     # The rectifier and the bias keep the order of values, so they follow on a quarter of them.
-    return jnp.maximum(_largest(y) + bias[:, None], 0)
+    return jax.nn.relu(_largest(y) + bias[:, None])
 
 
 @kernel
