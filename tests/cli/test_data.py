@@ -1,7 +1,6 @@
 """`fedmom data` as a user meets it: list, stats, show, prepare, check."""
 
 import json
-from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
@@ -55,13 +54,13 @@ def test_prepare_does_not_write_over_what_is_no_store(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are written, by their file's name."""
+    """The figures that are drawn, in their order, by the names of the files that show writes."""
     found = {}
     savefig = matplotlib.figure.Figure.savefig
 
-    def kept(self, path, **options):
-        found[Path(path).name] = self
-        savefig(self, path, **options)
+    def kept(self, *args, **options):
+        found[("population.png", "samples.png")[len(found)]] = self
+        savefig(self, *args, **options)
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", kept)
     return found

@@ -65,7 +65,7 @@ def test_a_sweep_survives_one_that_diverges(tmp_path):
     again = invoke("resume", "s")
     assert "lr1e38 stopped: Round 1: client" in words(again)
     invoke("report", "s")
-    assert "Diverged: fedmom, lr 1e+38: 0 of 6 rounds (Round 1: client" in page("s/report.html")
+    assert "Diverged: lr1e38: 0 of 6 rounds (Round 1: client" in page("s/report.html")
 
 
 def test_a_sweep_of_which_nothing_can_run_is_an_error(tmp_path):

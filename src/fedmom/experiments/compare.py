@@ -12,10 +12,10 @@ from fedmom.core.files import parse_json, slug, write_atomic
 from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, Loaded, fitting, prepare
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import LISTS, Result, check_names, read_names
+from fedmom.experiments.results import COMPARE_LIST, LISTS, Result, check_names, read_names
 from fedmom.experiments.settings import RunConfig
 
-LIST = "compare.json"
+LIST = COMPARE_LIST
 UNDER_WAY = "creation.json"  # what the folder is to hold, while it is being made
 Runner = Callable[[RunFolder, Experiment, str], Result]
 

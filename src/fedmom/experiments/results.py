@@ -20,7 +20,7 @@ from fedmom.experiments.settings import RunConfig
 
 Points = list[tuple[int, float]]
 THEORY = "theory.json"  # what `fedmom theory check` has said of a run
-LISTS = ("compare.json", "sweep.json")
+COMPARE_LIST, SWEEP_LIST = LISTS = "compare.json", "sweep.json"
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
 NO_METRICS = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # of a line

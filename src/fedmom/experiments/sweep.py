@@ -15,12 +15,12 @@ from fedmom.experiments import build, settings
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import Group, Result
+from fedmom.experiments.results import SWEEP_LIST, Group, Result
 from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.runtimes import cores
 from fedmom.training.loop import Record
 
-LIST = "sweep.json"
+LIST = SWEEP_LIST
 Outcome = Result | FedMomError
 Advanced = Callable[[Path, int], None]
 Ended = Callable[[Path, Outcome], None]

@@ -34,7 +34,7 @@ MORE = 2  # rows below all patches, where pixels are compared with those below t
 Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
-class Grid(NamedTuple):
+class PatchGrid(NamedTuple):
     """Sizes: of the images, of a square kernel, and what becomes of the edge."""
 
     samples: int
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
     padding: str
 
     @classmethod
-    def of(cls, x: jax.Array, side: int, padding: str) -> "Grid":
+    def of(cls, x: jax.Array, side: int, padding: str) -> "PatchGrid":
         """Return that of images (N, H, W, C)."""
         samples, height, width, _ = x.shape
         return cls(samples, height, width, side, padding)
@@ -77,15 +77,17 @@ class Grid(NamedTuple):
 
 def by_product(layer: Params, x: jax.Array, padding: str) -> jax.Array:
     """Apply the layer to (N, H, W, C)."""
-    return _apply(layer["w"], layer["b"], x, Grid.of(x, len(layer["w"]), padding))
+    return _apply(layer["w"], layer["b"], x, PatchGrid.of(x, len(layer["w"]), padding))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _apply(w: jax.Array, b: jax.Array, x: jax.Array, grid: Grid) -> jax.Array:
+def _apply(w: jax.Array, b: jax.Array, x: jax.Array, grid: PatchGrid) -> jax.Array:
     return _images(pooled(_places(w, _patches(x, grid)), b), grid)
 
 
-def _forward(w: jax.Array, b: jax.Array, x: jax.Array, grid: Grid) -> tuple[jax.Array, Residuals]:
+def _forward(
+    w: jax.Array, b: jax.Array, x: jax.Array, grid: PatchGrid
+) -> tuple[jax.Array, Residuals]:
     maps = _maps(x, grid)
     p = _unfolded(maps, grid)
     y = _places(w, p)
@@ -94,7 +96,7 @@ def _forward(w: jax.Array, b: jax.Array, x: jax.Array, grid: Grid) -> tuple[jax.
 
 
 def _backward(
-    grid: Grid, residuals: Residuals, g: jax.Array
+    grid: PatchGrid, residuals: Residuals, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     w, x, p, code = residuals
     (g,) = jax.linear_transpose(partial(_images, grid=grid), jnp.zeros(code.shape, g.dtype))(g)
@@ -134,24 +136,24 @@ def _unplaced(d: jax.Array, *, side: int) -> jax.Array:
     return top + d[1:, :side, :, 2] + d[1:, 1:, :, 3]
 
 
-def _images(out: jax.Array, grid: Grid) -> jax.Array:
+def _images(out: jax.Array, grid: PatchGrid) -> jax.Array:
     """Return outputs (filters, n) as (N, rows, columns, filters)."""
     (rows, columns), (high, wide) = grid.squares, grid.pairs
     out = out.reshape(-1, 2, 2, high, wide, grid.samples).transpose(5, 3, 1, 4, 2, 0)
     return out.reshape(grid.samples, 2 * high, 2 * wide, -1)[:, :rows, :columns]
 
 
-def _patches(x: jax.Array, grid: Grid) -> jax.Array:
+def _patches(x: jax.Array, grid: PatchGrid) -> jax.Array:
     """Return a column for every square: its patch, by rows, columns, channels."""
     return _unfolded(_maps(x, grid), grid)
 
 
-def _maps(x: jax.Array, grid: Grid) -> jax.Array:
+def _maps(x: jax.Array, grid: PatchGrid) -> jax.Array:
     """(N, H, W, C) -> (C, 4Y + 2, 4X N), framed: with two rows more than patches reach."""
     return _framed(_turned(x.reshape(grid.samples, -1)), grid=grid)
 
 
-def _unfolded(maps: jax.Array, grid: Grid) -> jax.Array:
+def _unfolded(maps: jax.Array, grid: PatchGrid) -> jax.Array:
     p = _unfolded_rows(_unfolded_columns(_quartered(maps, grid=grid), grid=grid), grid=grid)
     return p.reshape((grid.side + 1) ** 2 * len(maps), -1)
 
@@ -162,7 +164,7 @@ def _turned(x: jax.Array) -> jax.Array:
 
 
 @kernel
-def _framed(pixels: jax.Array, *, grid: Grid) -> jax.Array:
+def _framed(pixels: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Put zeros around images (H W C, N), and cut off what no patch reaches."""
     maps = pixels.reshape(grid.height, grid.width, -1, grid.samples).transpose(2, 0, 1, 3)
     maps = maps.reshape(len(maps), grid.height, -1)
@@ -173,7 +175,7 @@ def _framed(pixels: jax.Array, *, grid: Grid) -> jax.Array:
 
 
 @kernel
-def _quartered(maps: jax.Array, *, grid: Grid) -> jax.Array:
+def _quartered(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """(C, 4Y, 4X N) -> (2, 2, C, 2, 2, Y, X N): each of a square's two in each of a pair's two.
 
     First those of columns, then those of rows.
@@ -186,7 +188,7 @@ def _quartered(maps: jax.Array, *, grid: Grid) -> jax.Array:
 
 
 @kernel
-def _unfolded_columns(q: jax.Array, *, grid: Grid) -> jax.Array:
+def _unfolded_columns(q: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the columns of the patches, (side + 1, C, 2, 4 Y, run)."""
     q = q.reshape(2, 2, q.shape[2], -1, q.shape[-1])
 
@@ -200,7 +202,7 @@ def _unfolded_columns(q: jax.Array, *, grid: Grid) -> jax.Array:
 
 
 @kernel
-def _unfolded_rows(p: jax.Array, *, grid: Grid) -> jax.Array:
+def _unfolded_rows(p: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the rows of the patches, (side + 1, side + 1, C, 2, 2, n)."""
     p = p.reshape(*p.shape[:3], 2, 2, -1)
     length = grid.pairs[0] * grid.run
@@ -214,7 +216,7 @@ def _unfolded_rows(p: jax.Array, *, grid: Grid) -> jax.Array:
     return jnp.stack(rows)
 
 
-def _alike(maps: jax.Array, grid: Grid) -> jax.Array:
+def _alike(maps: jax.Array, grid: PatchGrid) -> jax.Array:
     """Compare the patches of the four places of every square, and return their bits (4, n)."""
     bits = _pixels_alike(maps, grid=grid).reshape(maps.shape[1] - MORE, -1)
     lines = _all_of(bits, count=grid.side, shift=grid.samples, axis=1)
@@ -222,7 +224,7 @@ def _alike(maps: jax.Array, grid: Grid) -> jax.Array:
 
 
 @kernel
-def _pixels_alike(maps: jax.Array, *, grid: Grid) -> jax.Array:
+def _pixels_alike(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
     channels, height, width = maps.shape
     flat, length, n = maps.reshape(channels, -1), (height - MORE) * width, grid.samples
     shifts = {BESIDE: n, BELOW: width, RIGHT: width + n, LEFT: width - n}
@@ -239,7 +241,7 @@ def _all_of(bits: jax.Array, *, count: int, shift: int, axis: int) -> jax.Array:
 
 
 @kernel
-def _squared(bits: jax.Array, *, grid: Grid) -> jax.Array:
+def _squared(bits: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the bits by the four places of a square, squares in the order of the outputs."""
     high, wide = grid.pairs
     bits = bits[: 4 * high, : 4 * grid.run].reshape(high, 2, 2, wide, 2, 2, -1)

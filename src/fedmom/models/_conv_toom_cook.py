@@ -23,7 +23,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from fedmom.core.types import Params
-from fedmom.models._conv_product import Grid
+from fedmom.models._conv_product import PatchGrid
 from fedmom.models._kernels import kernel
 from fedmom.models._pooling import (
     BELOW,
@@ -83,16 +83,18 @@ SUMS, WEIGHTS, PIXELS = toom_cook()
 
 def by_toom_cook(layer: Params, x: jax.Array, padding: str) -> jax.Array:
     """Apply the layer to (N, H, W, C)."""
-    return _apply(layer["w"], layer["b"], x, Grid.of(x, SIDE, padding))
+    return _apply(layer["w"], layer["b"], x, PatchGrid.of(x, SIDE, padding))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _apply(w: jax.Array, b: jax.Array, x: jax.Array, grid: Grid) -> jax.Array:
+def _apply(w: jax.Array, b: jax.Array, x: jax.Array, grid: PatchGrid) -> jax.Array:
     v = _unfolded(_evaluated(_maps(x, grid), grid=grid), grid=grid)
     return _images(pooled(_places(_weights(w), v), b), grid)
 
 
-def _forward(w: jax.Array, b: jax.Array, x: jax.Array, grid: Grid) -> tuple[jax.Array, Residuals]:
+def _forward(
+    w: jax.Array, b: jax.Array, x: jax.Array, grid: PatchGrid
+) -> tuple[jax.Array, Residuals]:
     maps, u = _maps(x, grid), _weights(w)
     v = _unfolded(_evaluated(maps, grid=grid), grid=grid)
     y = _places(u, v)
@@ -101,7 +103,7 @@ def _forward(w: jax.Array, b: jax.Array, x: jax.Array, grid: Grid) -> tuple[jax.
 
 
 def _backward(
-    grid: Grid, residuals: Residuals, g: jax.Array
+    grid: PatchGrid, residuals: Residuals, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, u, v, code = residuals
     (g,) = jax.linear_transpose(partial(_images, grid=grid), jnp.zeros(code.shape, g.dtype))(g)
@@ -116,7 +118,7 @@ def _backward(
 _apply.defvjp(_forward, _backward)
 
 
-def _maps(x: jax.Array, grid: Grid) -> jax.Array:
+def _maps(x: jax.Array, grid: PatchGrid) -> jax.Array:
     """(N, H, W, C) -> (C, 2, 2, Y, X N), with a frame of zeros under "SAME" padding."""
     odd = [(0, 0, 0), (0, grid.height % 2, 0), (0, grid.width % 2, 0), (0, 0, 0)]
     x = lax.pad(x, jnp.zeros((), x.dtype), odd) if any(map(any, odd)) else x
@@ -131,12 +133,12 @@ def _maps(x: jax.Array, grid: Grid) -> jax.Array:
     return _framed(maps, frame=tuple(frame), samples=samples) if any(map(any, frame)) else maps
 
 
-def _images(out: jax.Array, grid: Grid) -> jax.Array:
+def _images(out: jax.Array, grid: PatchGrid) -> jax.Array:
     """Return outputs (filters, n) as (N, rows, columns, filters)."""
     return out.reshape(-1, *grid.squares, grid.samples).transpose(3, 1, 2, 0)
 
 
-def _run(grid: Grid) -> int:
+def _run(grid: PatchGrid) -> int:
     """The numbers that lie side by side in a row of squares."""
     return grid.squares[1] * grid.samples
 
@@ -151,7 +153,7 @@ def _framed(maps: jax.Array, *, frame: tuple[tuple[int, int], ...], samples: int
 
 
 @kernel
-def _evaluated(maps: jax.Array, *, grid: Grid) -> jax.Array:
+def _evaluated(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the six values of the pixels that each two squares' sums read, (6, C, 2, Y R)."""
     run, samples = _run(grid), grid.samples
     x = [maps[:, :, p, :, s * samples : s * samples + run] for s in SHIFTS for p in (0, 1)]
@@ -159,7 +161,7 @@ def _evaluated(maps: jax.Array, *, grid: Grid) -> jax.Array:
 
 
 @kernel
-def _unfolded(v: jax.Array, *, grid: Grid) -> jax.Array:
+def _unfolded(v: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the values by the kernel's rows and channels, (6, 5 C, 2 n)."""
     run, length = _run(grid), grid.squares[0] * _run(grid)
 
@@ -208,7 +210,7 @@ def _places_back(code: jax.Array, g: jax.Array) -> jax.Array:
 
 
 @kernel
-def _folded_rows(dv: jax.Array, *, grid: Grid) -> jax.Array:
+def _folded_rows(dv: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Add up what comes back to each row, (6, C, 2, Y R)."""
     dv = dv.reshape(VALUES, SIDE, dv.shape[1] // SIDE, 2, -1)
 
@@ -229,14 +231,14 @@ def _evaluated_back(rows: jax.Array) -> jax.Array:
 
 
 @kernel
-def _folded_columns(parts: jax.Array, *, grid: Grid) -> jax.Array:
+def _folded_columns(parts: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Add up what comes back to each column, (C, 2, 2, Y, X N)."""
     channels = parts.shape[1]
     maps = overlapped(list(parts.reshape(len(SHIFTS), -1, _run(grid))), grid.samples)
     return maps.reshape(channels, 2, 2, grid.squares[0] + REACH, -1)
 
 
-def _alike(maps: jax.Array, grid: Grid) -> jax.Array:
+def _alike(maps: jax.Array, grid: PatchGrid) -> jax.Array:
     """Compare the patches of the four places of every square, and return their bits (4, n)."""
     channels, *_, height, width = maps.shape
     pixels = maps.reshape(channels, 2, 2, -1)
@@ -248,7 +250,7 @@ def _alike(maps: jax.Array, grid: Grid) -> jax.Array:
 
 
 @kernel
-def _pixels_alike(pixels: jax.Array, *, width: int, grid: Grid) -> jax.Array:
+def _pixels_alike(pixels: jax.Array, *, width: int, grid: PatchGrid) -> jax.Array:
     """Return bits, (2, 2, Y X N): of columns, then of rows."""
     n = grid.samples
     length = pixels.shape[-1] - width - 2 * n

@@ -146,11 +146,16 @@ def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
     sentences = [
         tables.verdict(groups, goal) if len(groups) > 1 else "",
         *map(differences.sentence, families),
-        *(_early(groups, status) for status in EARLY),
+        *stopped_early(groups),
     ]
     # Words come even if there are none: a live page stays as it is while its parts are the same.
     words = Words("\n\n".join(sentence for sentence in sentences if sentence))
     return [words, tables.grid(groups, goal), *map(differences.grid, families)]
+
+
+def stopped_early(groups: Sequence[Group]) -> list[str]:
+    """Return a sentence for each way in which runs ended before their last round."""
+    return [said for status in EARLY if (said := _early(groups, status))]
 
 
 def _early(groups: Sequence[Group], status: str) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedmom.experiments import sweep
-from fedmom.experiments.results import Group, Result, common_settings
+from fedmom.experiments.results import SWEEP_LIST, Group, Result, common_settings
 from fedmom.reports import ranking, run_page
 from fedmom.reports.charts import Chart, Figure, Heat
-from fedmom.reports.html import Section
+from fedmom.reports.html import Section, Words
 from fedmom.reports.run_page import Overview
 
 
@@ -22,9 +21,12 @@ def overview(groups: Sequence[Group], goal: float | None = None) -> Overview:
         goal: The value of the test metric to count rounds to; by default the runner-up's best.
     """
     view = run_page.overview([run for group in groups for run in group.runs], goal)
+    early = Words("\n\n".join(run_page.stopped_early(groups)))
     grid = heat_maps(groups)
     sections = [
-        Section("Ranking", [ranking.grid(groups)]),
+        Section(
+            "Ranking", [Words("\n\n".join(run_page.stopped_early(groups))), ranking.grid(groups)]
+        ),
         *([Section("Grid", [grid])] if grid else []),
         *view.sections[1:],  # the ranking has the numbers already
     ]
@@ -41,7 +43,9 @@ def of_folders(
         found: The runs in them, read.
         goal: As for ``overview``.
     """
-    if len(folders) == 1 and (folders[0] / sweep.LIST).exists():
+    if len(folders) == 1 and (folders[0] / SWEEP_LIST).exists():
+        from fedmom.experiments import sweep  # loads JAX, which other reports need not
+
         return overview(sweep.groups({run.path.name: run for run in found}), goal)
     return run_page.overview(found, goal)
 
