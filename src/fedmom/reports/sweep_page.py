@@ -24,9 +24,7 @@ def overview(groups: Sequence[Group], goal: float | None = None) -> Overview:
     early = Words("\n\n".join(run_page.stopped_early(groups)))
     grid = heat_maps(groups)
     sections = [
-        Section(
-            "Ranking", [Words("\n\n".join(run_page.stopped_early(groups))), ranking.grid(groups)]
-        ),
+        Section("Ranking", [early, ranking.grid(groups)]),
         *([Section("Grid", [grid])] if grid else []),
         *view.sections[1:],  # the ranking has the numbers already
     ]
