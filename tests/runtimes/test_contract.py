@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +17,22 @@ from fedmom.runtimes.local import local
 from fedmom.training.admission import Form, malformed, unusable
 from tests import by_hand
 from tests.conftest import population
-from tests.runtimes import device_nodes
-from tests.runtimes.device_grid import devices
 from tests.runtimes.ray_end import ray_ended
 from tests.runtimes.scripted import Scripted
 
 RUNTIMES = {
     "local": local,
     "local, vectorized": lambda workload: local(workload, vectorized=True),
-    "ray": lambda workload: ray(workload, actors=2),
     "scripted": Scripted,
     "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
-    "flower": devices,
 }
-if device_nodes.GRID is not None:  # on real nodes: tests/deploy/test_contract_on_nodes.py
-    RUNTIMES = {"flower": device_nodes.devices}
+if find_spec("ray") and find_spec("flwr"):  # not where the lowest versions are tried
+    from tests.runtimes import device_nodes
+    from tests.runtimes.device_grid import devices
+
+    RUNTIMES |= {"ray": lambda workload: ray(workload, actors=2), "flower": devices}
+    if device_nodes.GRID is not None:  # on real nodes: tests/deploy/test_contract_on_nodes.py
+        RUNTIMES = {"flower": device_nodes.devices}
 SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
 WORKS = {"short": SHORT, "shuffled": LONG}
 
