@@ -104,9 +104,7 @@ def test_a_run_gives_the_golden_numbers(name, files, tmp_path):
     golden = json.loads((NUMBERS / f"{name}.json").read_bytes())
     run, tensors = make.run(name, files[0], tmp_path / "case")
     kept = load_file(NUMBERS / f"{name}.safetensors")
-    assert_same(
-        run, tensors, golden, kept, thinned=name in THINNED, rounded=name in CONVOLUTIONS
-    )
+    assert_same(run, tensors, golden, kept, thinned=name in THINNED, rounded=name in CONVOLUTIONS)
 
 
 def test_stores_hold_the_golden_arrays(files):
