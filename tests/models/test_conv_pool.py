@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmom.data.federated import Features
+from fedmom.models import build
 from fedmom.models._conv_pool import (
     LARGE,
     by_convolution,
@@ -19,6 +21,7 @@ from fedmom.models._conv_pool import (
 )
 from fedmom.models._conv_toom_cook import PIXELS, SUMS, WEIGHTS, overlapped
 from fedmom.models._dense import FEW
+from fedmom.models._kernels import plain_calls
 from fedmom.models.base import conv, dense, linear
 from tests.models.conv_by_hand import by_hand
 
@@ -231,3 +234,20 @@ def test_a_dense_layer_has_the_gradients_of_a_product(samples):
     assert_close(
         found(linear_of_maps), found(lambda layer, x: linear(layer, x.reshape(samples, -1)))
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [12, 14])  # the second layer's squares: one, and an odd row
+def test_nets_can_be_translated_to_onnx_and_used_afterwards(size):
+    jax2onnx = pytest.importorskip("jax2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = build("lenet5", Features("image", (size, size), 3))
+    params = model.init(jax.random.key(0))
+    x = np.random.default_rng(0).random((2, size, size)).astype(np.float32)
+    with plain_calls():
+        made = jax2onnx.to_onnx(
+            lambda x: model.apply(params, x, None), inputs=[jax.ShapeDtypeStruct(x.shape, x.dtype)]
+        )
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    assert_close(found, jax.jit(model.apply, static_argnums=2)(params, x, None))

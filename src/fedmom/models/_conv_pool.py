@@ -34,14 +34,17 @@ def conv_relu_pool(layer: Params, x: jax.Array, padding: str) -> jax.Array:
 
 def linear_of_maps(layer: Params, x: jax.Array) -> jax.Array:
     """Apply a ``dense`` layer to flattened images (N, H, W, C)."""
-    return linear_of_rows(layer, x.reshape(len(x), -1))
+    if jax.default_backend() != "cpu":
+        return linear(layer, x.reshape(len(x), -1))
+    columns = x.transpose(1, 2, 3, 0).reshape(-1, len(x))  # as ``conv_relu_pool`` leaves them
+    return _dense.product(columns, layer["w"]) + layer["b"]
 
 
 def linear_of_rows(layer: Params, x: jax.Array) -> jax.Array:
-    """Apply a ``dense`` layer."""
-    if jax.default_backend() == "cpu":
-        return _dense.product(x, layer["w"]) + layer["b"]
-    return linear(layer, x)
+    """Apply a ``dense`` layer to (N, K)."""
+    if jax.default_backend() != "cpu":
+        return linear(layer, x)
+    return _dense.product(x.T, layer["w"]) + layer["b"]
 
 
 def by_convolution(layer: Params, x: jax.Array, padding: str) -> jax.Array:

@@ -176,15 +176,18 @@ def _unfolded(v: jax.Array, *, grid: PatchGrid) -> jax.Array:
 @kernel
 def _weights(w: jax.Array) -> jax.Array:
     """Return the six values of the kernel's rows, (6, 5 C, filters)."""
-    u = jnp.einsum("vj,ijcf->vicf", jnp.asarray(WEIGHTS, w.dtype), w)
-    return u.reshape(VALUES, SIDE * w.shape[2], -1)
+    *_, channels, filters = w.shape
+    w = w.reshape(SIDE, SIDE, -1)
+    u = jnp.stack([combined(row, [w[:, j] for j in range(SIDE)]) for row in WEIGHTS])
+    return u.reshape(VALUES, SIDE * channels, filters)
 
 
 @kernel
 def _weights_back(du: jax.Array, *, channels: int) -> jax.Array:
     """Return the gradient of the kernel, given that of its values."""
-    du = du.reshape(VALUES, SIDE, channels, -1)
-    return jnp.einsum("vj,vicf->ijcf", jnp.asarray(WEIGHTS, du.dtype), du)
+    values = du.reshape(VALUES, SIDE, -1)
+    dw = jnp.stack([combined(column, values) for column in WEIGHTS.T], 1)
+    return dw.reshape(SIDE, SIDE, channels, -1)
 
 
 def _places(u: jax.Array, v: jax.Array) -> jax.Array:
@@ -244,9 +247,9 @@ def _alike(maps: jax.Array, grid: PatchGrid) -> jax.Array:
     pixels = maps.reshape(channels, 2, 2, -1)
     pixels = widened(pixels, before=grid.samples, after=width + grid.samples)
     bits = _pixels_alike(pixels, width=width, grid=grid).reshape(2, 2, height, width)
-    lines = _all_five(bits, shift=grid.samples, length=_run(grid)).swapaxes(0, 1)
+    lines = _all_five(bits, shift=grid.samples, length=_run(grid), axis=1).reshape(2, 2, -1)
     squares = grid.squares[0] * _run(grid)
-    return _all_five(lines.reshape(2, 2, -1), shift=_run(grid), length=squares).reshape(4, -1)
+    return _all_five(lines, shift=_run(grid), length=squares, axis=0).reshape(4, -1)
 
 
 @kernel
@@ -273,10 +276,10 @@ def _pixels_alike(pixels: jax.Array, *, width: int, grid: PatchGrid) -> jax.Arra
 
 
 @kernel
-def _all_five(bits: jax.Array, *, shift: int, length: int) -> jax.Array:
+def _all_five(bits: jax.Array, *, shift: int, length: int, axis: int) -> jax.Array:
     """Return the bits that five in a row have, from even places on and from odd ones.
 
-    Even and odd ones are the first axis, before as after.
+    Even and odd ones are the first axis before, and the given one after.
     """
 
     def five(first: int) -> jax.Array:
@@ -284,7 +287,7 @@ def _all_five(bits: jax.Array, *, shift: int, length: int) -> jax.Array:
         runs = [bits[odd][..., i * shift : i * shift + length] for i, odd in places]
         return reduce(jnp.bitwise_and, runs)
 
-    return jnp.stack([five(0), five(1)])
+    return jnp.stack([five(0), five(1)], axis)
 
 
 def combined(

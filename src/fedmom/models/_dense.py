@@ -1,10 +1,9 @@
 """Dense layers of small batches, whose weights are overwritten where they lie.
 
-On a CPU, a step of SGD on a layer of millions of weights takes as long as going through them.
-``x @ w`` as JAX differentiates it goes through them nine times: XLA copies the weights, as it does
-not see that their update may follow their last use, and the gradient is written and read again.
-Here that order is given, and the gradient of a small batch is a sum of outer products, which XLA
-computes inside the update: four times.
+On a CPU, a step of SGD on a layer of millions of weights takes as long as going through them. As
+JAX differentiates ``x @ w``, XLA copies the weights, for it does not see that their update may
+follow their last use, and the gradient is written and read again. Here that order is given, and
+the gradient of a small batch is a sum of outer products, which XLA computes inside the update.
 """
 
 from functools import reduce
@@ -14,27 +13,28 @@ import jax.numpy as jnp
 
 from fedmom.models._kernels import after, kernel
 
-FEW = 16  # rows of a batch, up to which its outer products cost less than their product
+FEW = 16  # samples of a batch, up to which outer products cost less than their product
 
 
 @jax.custom_vjp
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Return x @ w, of rows (N, K) and weights (K, O)."""
-    return x @ w
+def product(columns: jax.Array, w: jax.Array) -> jax.Array:
+    """Return outputs (N, O) of inputs as columns (K, N) and weights (K, O)."""
+    return jnp.einsum("kn,ko->no", columns, w)
 
 
-def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return x @ w, (x, w)
+def _forward(columns: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(columns, w), (columns, w)
 
 
 def _backward(residuals: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = residuals
-    dx = jnp.einsum("no,ko->nk", g, w)
-    g = after(g, dx)
+    columns, w = residuals
+    # To columns: to rows, the product with a large layer takes twice as long.
+    back = jnp.einsum("ko,no->kn", w, g)
+    g = after(g, back)
     if len(g) > FEW:
-        return dx, jnp.einsum("nk,no->ko", x, g)
+        return back, jnp.einsum("kn,no->ko", columns, g)
     g = _held(g)
-    return dx, reduce(jnp.add, [x[i][:, None] * g[i] for i in range(len(g))])
+    return back, reduce(jnp.add, [columns[:, i, None] * g[i] for i in range(len(g))])
 
 
 product.defvjp(_forward, _backward)
