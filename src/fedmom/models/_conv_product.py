@@ -77,6 +77,7 @@ class PatchGrid(NamedTuple):
 
 def by_product(layer: Params, x: jax.Array, padding: str) -> jax.Array:
     """Apply the layer to (N, H, W, C)."""
+    x = x.astype(jnp.result_type(x, layer["w"]))
     return _apply(layer["w"], layer["b"], x, PatchGrid.of(x, len(layer["w"]), padding))
 
 

@@ -83,6 +83,7 @@ SUMS, WEIGHTS, PIXELS = toom_cook()
 
 def by_toom_cook(layer: Params, x: jax.Array, padding: str) -> jax.Array:
     """Apply the layer to (N, H, W, C)."""
+    x = x.astype(jnp.result_type(x, layer["w"]))
     return _apply(layer["w"], layer["b"], x, PatchGrid.of(x, SIDE, padding))
 
 
