@@ -208,8 +208,13 @@ def columns_of(task: Task, result: dict[str, float]) -> Iterator[tuple[str, floa
         yield "memory", result["pss_mb"]
 
 
-def measure(peers: list[Peer], repeats: int, seconds: float) -> Results:
-    """Run everything; a run that fails leaves nan, so that repeats stay side by side."""
+def measure(
+    peers: list[Peer], repeats: int, seconds: float, keep: Callable[[Results], None]
+) -> Results:
+    """Run everything; a run that fails leaves nan, so that repeats stay side by side.
+
+    What is measured so far is kept after every run: whoever stops it loses nothing.
+    """
     results: Results = {p.label: {} for p in peers}
     plan = [list(tasks(peers, seconds, r)) for r in range(repeats)]
     with Progress(console=ERR) as progress:
@@ -223,6 +228,7 @@ def measure(peers: list[Peer], repeats: int, seconds: float) -> Results:
             result = run(task.peer, task.cell, task.rounds, extra)
             for column, value in columns_of(task, result or dict.fromkeys(KEYS, float("nan"))):
                 results[task.peer.label].setdefault(column, []).append(value)
+            keep(results)
             progress.advance(bar)
     return results
 
@@ -366,15 +372,17 @@ def main() -> None:
     home().mkdir(parents=True, exist_ok=True)
     chosen = options.peers.split(",")
     peers = [OURS, *installed([p for p in PEERS if p.environment in chosen])]
-    results = measure(peers, options.repeats, seconds=1.5 if options.quick else 4)
     record = {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "repeats": options.repeats,
         "versions": {p.label: versions(p) for p in peers},
-        "results": results,
     }
-    (home() / "engine.json").write_text(json.dumps(record, indent=1))
+
+    def keep(results: Results) -> None:
+        (home() / "engine.json").write_text(json.dumps(record | {"results": results}, indent=1))
+
+    results = measure(peers, options.repeats, 1.5 if options.quick else 4, keep)
     draw(results, home() / "engine.png")
     print_table("Medians; ms are per client-step", number, results)
     print_table("Ratios to FedMom", times, results)
