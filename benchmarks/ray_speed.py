@@ -2,7 +2,9 @@
 
 Trains LeNet-5 (H=22, batches of 10) on the same clients with the local runtime, with two actors
 of one core and with one, in turn, and prints throughput as a ratio to the local runtime's of the
-same repeat. Then it measures first rounds, each in a process of its own, once Ray is up.
+same repeat. Beside it stands what the machine allows: the work of two processes of one core that
+know nothing of each other, over that of one. Then it measures first rounds, each in a process of
+its own, once Ray is up.
 """
 
 import argparse
@@ -47,12 +49,14 @@ COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 class Rounds:
     """A run on one runtime, some rounds at a time."""
 
-    def __init__(self, way: str, size: int, data: fedmom.FederatedData) -> None:
+    def __init__(
+        self, way: str, size: int, data: fedmom.FederatedData, workers: int | None = None
+    ) -> None:
         model = fedmom.build_model("lenet5", data.features)
         method = fedmom.Algorithm(fedmom.fedavg(data.clients / size), rule=fedmom.mean())
         work = fedmom.LocalWork(lr=w.LR, steps=STEPS)
         if way == "local":
-            runtime = fedmom.LocalRuntime(data, model, work, method)
+            runtime = fedmom.LocalRuntime(data, model, work, method, workers=workers)
         else:
             workload = Workload(data, model, work, method)
             runtime = RayRuntime(workload, actors=int(way.split()[1]), sums=True)
@@ -87,6 +91,44 @@ def throughput(size: int, repeats: int, data: fedmom.FederatedData) -> dict[str,
             found[way].append(rounds * size * STEPS / run.seconds(rounds))
     for run in runs.values():
         run.runtime.close()
+    return found
+
+
+def lone(core: int) -> None:
+    """Print the client-steps per second of a process that has one core, whenever it is asked."""
+    os.sched_setaffinity(0, {core})
+    run = Rounds("local", 50, population(WORK), workers=1)
+    run.seconds(2)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(CLIENT_STEPS / run.seconds(CLIENT_STEPS // STEPS // 50), flush=True)
+
+
+def ideal(repeats: int) -> list[float]:
+    """Return the work of two processes at once over that of one, repeat by repeat."""
+    environment = {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--lone", str(core)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+        for core in sorted(os.sched_getaffinity(0))[:2]
+    ]
+
+    def rates(asked: list[subprocess.Popen]) -> list[float]:
+        for process in asked:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return [float(process.stdout.readline()) for process in asked]
+
+    for process in processes:
+        process.stdout.readline()
+    found = [sum(rates(processes)) / rates(processes[:1])[0] for _ in range(repeats)]
+    for process in processes:
+        process.communicate()
     return found
 
 
@@ -149,10 +191,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--write-docs", action="store_true", help="renew docs/scale.md")
     parser.add_argument("--first", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--lone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     prepare_process()
     if options.first:
         first_round(options.first)
+        return
+    if options.lone is not None:
+        lone(options.lone)
         return
     connect.connect()
     data, console = population(WORK), Console(width=120)
@@ -162,7 +208,13 @@ def main() -> None:
     for cells in rows:
         table.add_row(*cells)
     console.print(table)
-    said = first_rounds(repeats=3)
+    allowed = ideal(options.repeats)
+    said = [
+        "Two processes of one core that know nothing of each other do"
+        f" {statistics.median(allowed):.2f} ({min(allowed):.2f} to {max(allowed):.2f}) times the"
+        " work of one.",
+        *first_rounds(repeats=3),
+    ]
     for sentence in said:
         console.print(sentence)
     if options.write_docs:

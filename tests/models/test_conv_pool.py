@@ -20,7 +20,7 @@ from fedmom.models._conv_pool import (
     linear_of_maps,
 )
 from fedmom.models._conv_toom_cook import PIXELS, SUMS, WEIGHTS, overlapped
-from fedmom.models._dense import FEW
+from fedmom.models._dense import FEW, NEAR
 from fedmom.models._kernels import plain_calls
 from fedmom.models.base import conv, dense, linear
 from tests.models.conv_by_hand import by_hand
@@ -218,11 +218,13 @@ def test_large_batches_of_many_filters_give_the_same_values():
     assert_close(apply(layer, x, "VALID")[:LARGE], first)
 
 
-@pytest.mark.parametrize("samples", [1, FEW, FEW + 1])
-def test_a_dense_layer_has_the_gradients_of_a_product(samples):
+@pytest.mark.parametrize(
+    ("samples", "outputs"), [(1, 7), (FEW, 7), (FEW + 1, 7), (2, NEAR // 2 + 1)]
+)
+def test_a_dense_layer_has_the_gradients_of_a_product(samples, outputs):
     maps = np.random.default_rng(0).normal(size=(samples, 3, 5, 2)).astype(np.float32)
-    layer = dense(jax.random.key(1), 30, 7)
-    layer["b"] = np.arange(7, dtype=np.float32)
+    layer = dense(jax.random.key(1), 30, outputs)
+    layer["b"] = np.arange(outputs, dtype=np.float32) % 7
 
     def found(apply):
         def loss(layer, x):
