@@ -299,14 +299,15 @@ def test_the_settings_of_the_template_are_settings(tmp_path):
 
 def test_pauses_are_short_while_a_run_goes_on(monkeypatch):
     """Flower's loop sleeps 0.5 s while its client works, and 3 s when there is nothing to do."""
-    now, slept = [0.0], []
+    now, slept, called = [0.0], [], []
     monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(node.time, "sleep", slept.append)
-    eager = node.EagerTime()
+    eager = node.EagerTime(lambda: called.append(now[0]))
     eager.sleep(3)
     eager.sleep(0.5)
     eager.sleep(3)
     now[0] = node.EAGER_SECONDS + 1
     eager.sleep(3)
     assert slept == [3, node.LOOKS_FOR_REPLY, node.EAGER_LOOKS, 3]
+    assert called == [0.0]  # the worker, while there is a message
     assert eager.time() > 0  # all else is the module's

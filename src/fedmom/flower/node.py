@@ -3,21 +3,24 @@
 Flower's SuperNode looks for messages every three seconds, and starts Python anew for every one of
 them, which costs seconds more. This one looks often while a run goes on, and has a worker that has
 loaded everything already: each message is still handled by a process of its own, forked from it.
+The worker sleeps until it is called through a pipe, where Flower's would ask many times a second.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Error
 
 EAGER_SECONDS = 30.0  # after a message: the next one is likely to come soon
 EAGER_LOOKS, LOOKS_FOR_REPLY = 0.25, 0.05  # seconds between looks
-WORKER_LOOKS = 0.05
+MOST_CALLS = 4096  # that are answered at once
 CLIENT_TASK = "flwr-clientapp"
 
 
@@ -26,10 +29,14 @@ class EagerTime:
 
     It sleeps half a second while it waits for its own client's reply, and three when there is
     nothing to do.
+
+    Args:
+        call: Called while it waits: there is a message to be handled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: Callable[[], None]) -> None:
         self._busy = -EAGER_SECONDS
+        self._call = call
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -39,6 +46,7 @@ class EagerTime:
         now = time.monotonic()
         if seconds < 1:
             self._busy = now
+            self._call()
             time.sleep(LOOKS_FOR_REPLY)
         else:
             time.sleep(EAGER_LOOKS if now - self._busy < EAGER_SECONDS else seconds)
@@ -51,14 +59,28 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    setattr(start_client_internal, "time", EagerTime())  # noqa: B010
     port = sys.argv[sys.argv.index("--port") + 1]
     worker = [sys.executable, "-m", "fedmom.flower.node", "--work", f"127.0.0.1:{port}"]
-    working = subprocess.Popen([*worker, str(os.getpid())])  # it ends with this process
+    # It ends with this process, for then the pipe is closed.
+    working = subprocess.Popen([*worker, str(os.getpid())], stdin=subprocess.PIPE)
     threading.Thread(target=_end_with, args=(working,), daemon=True).start()
+    setattr(start_client_internal, "time", EagerTime(_caller(working)))  # noqa: B010
     sys.argv += ["--isolation", "process"]
     start_parent_process_monitor(parent)  # it ends with who has started it
     flower_supernode()
+
+
+def _caller(worker: "subprocess.Popen[bytes]") -> Callable[[], None]:
+    """Return a function that wakes the worker up; calls that find the pipe full are not needed."""
+    assert worker.stdin is not None
+    pipe = worker.stdin.fileno()
+    os.set_blocking(pipe, False)
+
+    def call() -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(pipe, b".")
+
+    return call
 
 
 def _end_with(worker: "subprocess.Popen[bytes]") -> None:
@@ -68,11 +90,11 @@ def _end_with(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def work(address: str, parent: int) -> None:
-    """Handle a SuperNode's messages, each in a process forked from this one.
+    """Handle a SuperNode's messages, each in a process forked from this one, whenever it calls.
 
     Args:
         address: The SuperNode's Runtime API.
-        parent: The SuperNode's process; this one ends with it.
+        parent: The SuperNode's process; a client's process ends with it.
     """
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -93,15 +115,13 @@ def work(address: str, parent: int) -> None:
         [RuntimeVersionHttpInterceptor(component_name="SuperExec")],
         retry_invoker=make_simple_http_retry_invoker(),
     )
-    while os.getppid() == parent:
+    while os.read(0, MOST_CALLS):
         task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[CLIENT_TASK]))
         if task.HasField("task") and task.token:
             child = os.fork()
             if child == 0:
                 handler.run_clientapp(address, task.token, True, parent_pid=parent)
             os.waitpid(child, 0)
-        else:
-            time.sleep(WORKER_LOOKS)
 
 
 def by_name(code: int, reason: str) -> Error:
