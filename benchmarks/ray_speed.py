@@ -58,7 +58,7 @@ class Rounds:
         if way == "local":
             runtime = fedmom.LocalRuntime(data, model, work, method, workers=workers)
         else:
-            workload = Workload(data, model, work, method)
+            workload = Workload(data, model, work, method, cohort=size)
             runtime = RayRuntime(workload, actors=int(way.split()[1]), sums=True)
         self.runtime = runtime
         self._rounds = fedmom.train(

@@ -26,7 +26,8 @@ class Store(NamedTuple):
 class Program(NamedTuple):
     """What clients compute, without the data.
 
-    ``rule`` is there where an actor may add up its clients' updates.
+    ``rule`` is there where an actor may add up its clients' updates. ``cohort`` is that of the
+    whole run, so that calls hold as many clients as they do on one machine.
     """
 
     model: Model
@@ -34,6 +35,7 @@ class Program(NamedTuple):
     client: Client
     seed: int
     rule: Rule | None
+    cohort: int | None = None
 
 
 def store_of(data: FederatedData) -> Store | None:
@@ -70,6 +72,7 @@ def program_of(workload: Workload, *, sums: bool) -> Program:
         workload.method_client,  # the actor's own runtime adds the model's state
         workload.seed,
         summing_rule(workload) if sums else None,
+        workload.cohort,
     )
 
 

@@ -1,6 +1,7 @@
 """What an actor does for one run: its clients' work, their sum, and their evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from fedmom.runtimes.cluster.host import Job
 from fedmom.runtimes.local import LocalRuntime
 
 _norms = jax.jit(norms)
+AT_ONCE = 8  # blocks that are added up in one call, which costs Python more than XLA
 
 
 class Site:
@@ -27,7 +29,13 @@ class Site:
         # The client has its stages in it already, so the method here is a client and no more.
         method = Algorithm(optax.identity(), client=program.client)
         self._local = LocalRuntime(
-            data, program.model, program.work, method, seed=program.seed, workers=workers
+            data,
+            program.model,
+            program.work,
+            method,
+            seed=program.seed,
+            workers=workers,
+            cohort=program.cohort,
         )
 
     @classmethod
@@ -87,6 +95,7 @@ class _Sum:
         self._clients: list[NDArray[np.int64]] = []
         self._samples: list[NDArray[np.int64]] = []
         self._total: Any = None
+        self._waiting: list[Any] = []  # to be added up
         self._version = 0
 
     def add(self, block: Block) -> None:
@@ -103,8 +112,10 @@ class _Sum:
         if not len(block.clients):
             return
         weights = np.asarray(self._rule.weigh(block.samples), np.float32)
-        row = (block.update, jnp.asarray(block.metrics["loss"]))
-        self._total = _added(self._total, row, weights)
+        self._waiting.append((weights, (block.update, block.metrics["loss"])))
+        if len(self._waiting) == AT_ONCE:
+            self._total = _added(self._total, self._waiting)
+            self._waiting = []
         self._clients.append(block.clients)
         self._samples.append(block.samples)
         self._version = block.version
@@ -113,6 +124,9 @@ class _Sum:
         """Return one row for all that were added up, and the others."""
         if not self._clients:
             return self._apart
+        for rows in self._waiting:  # one by one: every number of them would be compiled
+            self._total = _added(self._total, [rows])
+        self._waiting = []
         clients, samples = np.concatenate(self._clients), np.concatenate(self._samples)
         assert self._rule is not None
         update, loss, norm = jax.tree.map(
@@ -150,10 +164,12 @@ def _as_numpy(block: Block) -> Block:
 
 
 @jax.jit
-def _added(total: Any, rows: Any, weights: jax.Array) -> Any:
+def _added(total: Any, blocks: Sequence[tuple[jax.Array, Any]]) -> Any:
     """Return Σ a_k of (update, loss), added to a total if there is one."""
-    summed = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1), rows)
-    return summed if total is None else jax.tree.map(jnp.add, total, summed)
+    for weights, rows in blocks:
+        summed = jax.tree.map(partial(jnp.tensordot, weights, axes=1), rows)
+        total = summed if total is None else jax.tree.map(jnp.add, total, summed)
+    return total
 
 
 @jax.jit
