@@ -47,6 +47,37 @@ settings.register_profile("fedmom", deadline=None, max_examples=25, derandomize=
 settings.load_profile("fedmom")
 
 
+# Files that take longest, the longest first. Workers begin with them: with one of them at the end,
+# the others would wait.
+LONG = (
+    "deploy/test_deployment.py",
+    "test_docs.py",
+    "runtimes/test_ray_faults.py",
+    "hostile/test_run_folders.py",
+    "cli/test_run.py",
+    "reproduction/test_make.py",
+    "golden/test_folders.py",
+    "test_site.py",
+    "api/test_objects.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Deal the long files to the workers, each in front of a worker's share of the others."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    places = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}
+    long = sorted((i for i in items if i.path in places), key=lambda i: places[i.path])
+    rest = [item for item in items if item.path not in places]
+    share = -(-len(items) // workers)  # what a worker is given at first: so many in a row
+    items.clear()
+    for worker in range(workers):
+        mine = [item for item in long if places[item.path] % workers == worker]
+        room = max(0, share - len(mine))
+        items += [*mine, *rest[:room]]
+        rest = rest[room:]
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("FEDMOM_CACHE", str(tmp_path_factory.mktemp("cache")))
