@@ -9,8 +9,8 @@ import argparse
 import os
 import statistics
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ SIMULATED = [
     *("machines", "cores", "M", "s a round", "client-steps/s"),
     *("of ideal", "of ideal, one machine at half speed"),
 ]
+ALONE = 20  # rounds of the runs of one actor
 CPUS = 8  # that Ray is told of, to see what an actor more costs the driver
 
 
@@ -43,7 +44,7 @@ class Constants(NamedTuple):
 
     client_step: float  # on one core, while the machine's other cores are busy, too
     spread: float  # of an actor's time: standard deviation of its logarithm
-    round: float  # of a round with one actor, besides the work
+    round: float  # of a round with one actor, besides the work, while the cores are busy
     actor: float  # the driver's time for one actor more
     megabytes: float  # of the model, which is also the size of an update
 
@@ -52,7 +53,7 @@ class Constants(NamedTuple):
         return [
             ["a client-step on one of two busy cores", f"{1000 * self.client_step:.3f} ms"],
             ["spread of an actor's time from round to round", f"{100 * self.spread:.1f} %"],
-            ["a round with one actor, besides the work", f"{1000 * self.round:.1f} ms"],
+            ["a round with one actor, besides the work, on busy cores", f"{1000 * self.round:.1f} ms"],
             ["the driver's own time for each further actor", f"{1000 * self.actor:.2f} ms"],
             ["the model, and an update", f"{self.megabytes:.2f} MB"],
         ]
@@ -119,27 +120,23 @@ class Watch:
         return jobs
 
 
-def together(runs: list[Rounds], rounds: int) -> None:
-    """Let several runs of one actor each work at the same time."""
-    threads = [threading.Thread(target=run.seconds, args=(rounds,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def together(runs: list[Rounds], rounds: int) -> float:
+    """Let several runs of one actor each work at the same time; return the sum of their seconds."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return sum(pool.map(lambda run: run.seconds(rounds), runs))
 
 
 def constants_of(data, watch: Watch) -> Constants:
-    """Measure, with one actor at work, or two for runs of their own."""
+    """Measure, with an actor each for two runs that keep two cores busy, as two of one run do."""
     lone = [Rounds("ray, 1 actor", 25, data) for _ in range(2)]
     for run in lone:
         run.seconds(3)
+    together(lone, 2)
     watch.taken()
-    together(lone, 12)
-    per_step = [seconds / (work / 10) for work, seconds in watch.taken()][4:]
-    overhead = []
-    for _ in range(30):
-        took = lone[0].seconds(1)
-        overhead.append(took - watch.taken()[0][1])
+    took = together(lone, ALONE)
+    jobs = watch.taken()
+    per_step = [seconds / (work / 10) for work, seconds in jobs]
+    overhead = (took - sum(seconds for _, seconds in jobs)) / len(jobs)
     cost = {actors: driver_seconds(data, actors) for actors in (2, CPUS)}
     model = sum(leaf.nbytes for leaf in jax.tree.leaves(lone[0].params))
     for run in lone:
@@ -147,7 +144,7 @@ def constants_of(data, watch: Watch) -> Constants:
     return Constants(
         client_step=statistics.median(per_step),
         spread=float(np.std(np.log(per_step))),
-        round=statistics.median(overhead),
+        round=overhead,
         actor=max(0.0, (cost[CPUS] - cost[2]) / (CPUS - 2)),
         megabytes=model / 1e6,
     )
