@@ -53,7 +53,7 @@ class Constants(NamedTuple):
         return [
             ["a client-step on one of two busy cores", f"{1000 * self.client_step:.3f} ms"],
             ["spread of an actor's time from round to round", f"{100 * self.spread:.1f} %"],
-            ["a round with one actor, besides the work, on busy cores", f"{1000 * self.round:.1f} ms"],
+            ["a round with one actor, besides the work", f"{1000 * self.round:.1f} ms"],
             ["the driver's own time for each further actor", f"{1000 * self.actor:.2f} ms"],
             ["the model, and an update", f"{self.megabytes:.2f} MB"],
         ]

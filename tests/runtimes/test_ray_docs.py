@@ -1,6 +1,7 @@
 """The commands of docs/cluster.md, as they stand there, on a cluster of two on this machine."""
 
 import contextlib
+import os
 import re
 import shlex
 import signal
@@ -29,28 +30,31 @@ def test_the_commands_of_the_page_run(tmp_path):
     """Installing apart; the port is a free one, and ``auto`` is this cluster, not another's."""
     port = str(free_port())
     lines = re.findall(r"```sh\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
-    head, other, run = (line for line in lines if not line.startswith("pip"))
+    token, head, other, run = (line for line in lines if not line.startswith("pip"))
+    home = {**os.environ, "HOME": str(tmp_path)}
+    words = shlex.split(token)
+    subprocess.run([SCRIPTS / words[0], *words[1:]], env=home, check=True, capture_output=True)
     with contextlib.ExitStack() as stack:
         for line in (head, other):
-            words = shlex.split(line.replace("6379", port))
+            mode, program, *words = shlex.split(line.replace("6379", port))
             process = stack.enter_context(
                 started(
-                    [SCRIPTS / words[0], *words[1:], "--num-cpus=1", "--disable-usage-stats"],
+                    [SCRIPTS / program, *words, "--num-cpus=1", "--disable-usage-stats"],
                     first=signal.SIGINT,  # Ctrl-C, as the page says
+                    env=home | dict([mode.split("=")]),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
                 )
             )
             until(process, "Ray runtime started")
-        words = shlex.split(run.replace("auto", f"127.0.0.1:{port}"))
-        done = subprocess.run(
-            [SCRIPTS / Path(words[0]).name, *words[1:]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        mode, program, *words = shlex.split(run.replace("auto", f"127.0.0.1:{port}"))
+        command = [SCRIPTS / Path(program).name, *words]
+        known = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+        refused = subprocess.run(command, env=home | {"RAY_AUTH_MODE": "disabled"}, **known)
+        done = subprocess.run(command, env=home | dict([mode.split("=")]), **known)
+    assert refused.returncode == 2
+    assert "set RAY_AUTH_MODE=token" in " ".join(refused.stderr.split())
     assert done.returncode == 0, done.stderr
     assert "Run folder: runs/cluster" in done.stdout
     assert "ray" not in done.stderr.lower()

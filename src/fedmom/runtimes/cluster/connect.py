@@ -58,7 +58,8 @@ def _init(ray: Any, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise FedMomError(
             f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
-            " start --head`, or leave the address out to use this machine alone."
+            " start --head`; set RAY_AUTH_MODE=token if it asks for a token; or leave the address"
+            " out to use this machine alone."
         ) from None
     except Exception as error:  # it has no type of its own for a start that takes too long
         raise FedMomError(
