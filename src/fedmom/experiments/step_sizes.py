@@ -22,7 +22,13 @@ STEP_SIZES = {
         "fedadam": 0.03,
         "fedyogi": 0.03,
     },
-    "text": {"fedavg": 1.0, "fedmom": 0.3},
+    "text": {
+        "fedsgd": 3.0,
+        "fedavg": 1.0,
+        "fedmom": 0.3,
+        "fedavgm": 0.3,
+        "fedadagrad": 0.1,
+    },
 }
 
 
