@@ -297,6 +297,24 @@ def test_the_settings_of_the_template_are_settings(tmp_path):
     assert settings.parse({**DEFAULTS, **own}).runtime.startswith("flower:")
 
 
+def test_the_worker_is_called_once_for_a_message_and_again_if_nobody_takes_it(monkeypatch):
+    now, called = [100.0], []
+    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(node.time, "sleep", sleep)
+    eager = node.EagerTime(lambda: called.append(now[0]))
+    while now[0] < 100 + 2.5 * node.CALL_AGAIN:
+        eager.sleep(0.5)  # as Flower's loop does while it waits for a reply
+    assert called[0] == 100
+    assert len(called) == 3
+    eager.sleep(3)  # nothing to do
+    eager.sleep(0.5)  # the next message
+    assert len(called) == 4
+
+
 def test_pauses_are_short_while_a_run_goes_on(monkeypatch):
     """Flower's loop sleeps 0.5 s while its client works, and 3 s when there is nothing to do."""
     now, slept, called = [0.0], [], []
@@ -309,5 +327,5 @@ def test_pauses_are_short_while_a_run_goes_on(monkeypatch):
     now[0] = node.EAGER_SECONDS + 1
     eager.sleep(3)
     assert slept == [3, node.LOOKS_FOR_REPLY, node.EAGER_LOOKS, 3]
-    assert called == [0.0]  # the worker, while there is a message
+    assert called == [0.0]  # the worker, as there is a message
     assert eager.time() > 0  # all else is the module's

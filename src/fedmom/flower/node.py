@@ -20,6 +20,7 @@ from flwr.app import Error
 
 EAGER_SECONDS = 30.0  # after a message: the next one is likely to come soon
 EAGER_LOOKS, LOOKS_FOR_REPLY = 0.25, 0.05  # seconds between looks
+CALL_AGAIN = 0.5  # seconds after which a call is repeated, in case that nobody took the message
 MOST_CALLS = 4096  # that are answered at once
 CLIENT_TASK = "flwr-clientapp"
 
@@ -35,7 +36,7 @@ class EagerTime:
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
-        self._busy = -EAGER_SECONDS
+        self._busy = self._called = -EAGER_SECONDS
         self._call = call
 
     def __getattr__(self, name: str) -> Any:
@@ -45,8 +46,10 @@ class EagerTime:
         """Sleep as long as makes sense."""
         now = time.monotonic()
         if seconds < 1:
+            if now - self._busy > 2 * LOOKS_FOR_REPLY or now - self._called > CALL_AGAIN:
+                self._call()
+                self._called = now
             self._busy = now
-            self._call()
             time.sleep(LOOKS_FOR_REPLY)
         else:
             time.sleep(EAGER_LOOKS if now - self._busy < EAGER_SECONDS else seconds)
@@ -115,13 +118,21 @@ def work(address: str, parent: int) -> None:
         [RuntimeVersionHttpInterceptor(component_name="SuperExec")],
         retry_invoker=make_simple_http_retry_invoker(),
     )
+    request = AcquireTaskRequest(supported_task_types=[CLIENT_TASK])
     while os.read(0, MOST_CALLS):
-        task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[CLIENT_TASK]))
-        if task.HasField("task") and task.token:
-            child = os.fork()
-            if child == 0:
+        # All that there are: a message of a run that died meanwhile has a task, too, whose process
+        # waits for content that never comes.
+        while (task := client.AcquireTask(request)).HasField("task") and task.token:
+            if os.fork() == 0:
                 handler.run_clientapp(address, task.token, True, parent_pid=parent)
-            os.waitpid(child, 0)
+        _bury()
+
+
+def _bury() -> None:
+    """Let go of the processes that have ended."""
+    with contextlib.suppress(ChildProcessError):  # there are none
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def by_name(code: int, reason: str) -> Error:
