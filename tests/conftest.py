@@ -52,8 +52,8 @@ settings.load_profile("fedmom")
 LONG = (
     "deploy/test_deployment.py",
     "test_docs.py",
+    "hostile/test_kills.py",
     "runtimes/test_ray_faults.py",
-    "hostile/test_run_folders.py",
     "cli/test_run.py",
     "reproduction/test_make.py",
     "golden/test_folders.py",

@@ -36,6 +36,7 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
+    before = signal.getsignal(signal.SIGTERM)  # which Ray's cluster for tests changes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = Cluster(
@@ -51,6 +52,7 @@ def cluster():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made.shutdown()
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
