@@ -28,6 +28,7 @@ STEP_SIZES = {
         "fedmom": 0.3,
         "fedavgm": 0.3,
         "fedadagrad": 0.1,
+        "fedadam": 1.0,
     },
 }
 
