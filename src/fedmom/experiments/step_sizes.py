@@ -1,8 +1,7 @@
 """The client step sizes γ that ``lr = "auto"`` takes: measured, by kind of data and algorithm."""
 
 # Made by benchmarks/step_sizes.py, with 100 rounds of the default settings (M=2, B=10, H=10,
-# population weights) on synthetic, glyphs and shakespeare:roles=100,samples=1000. What a row lacks
-# was not measured.
+# population weights) on synthetic, glyphs and shakespeare:roles=100,samples=1000.
 STEP_SIZES = {
     "vector": {
         "fedsgd": 0.1,
@@ -29,6 +28,7 @@ STEP_SIZES = {
         "fedavgm": 0.3,
         "fedadagrad": 0.1,
         "fedadam": 1.0,
+        "fedyogi": 1.0,
     },
 }
 
