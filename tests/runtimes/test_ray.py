@@ -88,6 +88,19 @@ def test_sums_of_actors_give_the_local_runs_numbers(on_ray, data, model, weighti
     agree(trained(on_ray(workload, sums=True), workload), trained(local(workload), workload))
 
 
+def test_cancelled_work_does_not_hold_up_what_is_asked_next(on_ray, data, model):
+    """Ray's own order of calls would wait half a minute for a call that was never sent."""
+    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))
+    runtime = on_ray(Workload(data, model, WORK, method))
+    params = fedmom.start(model, method).params
+    for round_ in range(20):
+        runtime.ask(round_, np.arange(8), params)
+        runtime.cancel()
+    runtime.ask(20, np.arange(8), params)
+    blocks = list(runtime.replies(timeout=20))
+    assert sorted(c for b in blocks for c in b.clients.tolist()) == list(range(8))
+
+
 def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
     """The driver's traffic and memory grow with the actors, not with the clients."""
     method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))

@@ -22,6 +22,10 @@ class Pool:
 
     def __init__(self, ray: Any, cpus: int) -> None:
         self._ray, self._cpus = ray, cpus
+        # Where Ray keeps the order of calls, an actor waits half a minute for a call that was
+        # cancelled before it was sent. No call here depends on one that has not ended.
+        options = {"max_restarts": 0, "allow_out_of_order_execution": True}
+        self._host = ray.remote(num_cpus=cpus, **options)(Host)
         self._actors: list[Actor] = []
         self._lock = threading.Lock()
 
@@ -34,8 +38,7 @@ class Pool:
         with self._lock:
             room = self.capacity() - len(self._actors)
             for _ in range(min(room, count - len(self._others(had)))):
-                remote = self._ray.remote(num_cpus=self._cpus, max_restarts=0)(Host)
-                self._actors.append(Actor(remote.remote(self._cpus)))
+                self._actors.append(Actor(self._host.remote(self._cpus)))
             chosen = sorted(self._others(had), key=lambda actor: actor.runs)[:count]
             for actor in chosen:
                 actor.runs += 1
