@@ -47,18 +47,15 @@ settings.register_profile("fedmom", deadline=None, max_examples=25, derandomize=
 settings.load_profile("fedmom")
 
 
-# Files that take longest, the longest first. Workers begin with them: with one of them at the end,
-# the others would wait.
+# Files that take longest, the longest first, those that share a Ray together. Workers begin with
+# them: with one of them at the end, the others would wait.
 LONG = (
-    "deploy/test_deployment.py",
-    "test_docs.py",
-    "hostile/test_kills.py",
-    "runtimes/test_ray_faults.py",
-    "cli/test_run.py",
-    "reproduction/test_make.py",
-    "golden/test_folders.py",
-    "test_site.py",
-    "api/test_objects.py",
+    ("deploy/test_deployment.py",),
+    ("test_docs.py",),
+    ("runtimes/test_ray.py", "runtimes/test_ray_faults.py", "runtimes/test_contract.py"),
+    ("hostile/test_kills.py", "cli/test_run.py"),
+    ("golden/test_folders.py", "test_site.py"),
+    ("reproduction/test_make.py", "api/test_objects.py"),
 )
 
 
@@ -66,13 +63,14 @@ LONG = (
 def pytest_collection_modifyitems(items):
     """Deal the long files to the workers, each in front of a worker's share of the others."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    places = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}
-    long = sorted((i for i in items if i.path in places), key=lambda i: places[i.path])
-    rest = [item for item in items if item.path not in places]
+    groups = [[ROOT / "tests" / name for name in names] for names in LONG]
+    long = [[i for path in group for i in items if i.path == path] for group in groups]
+    known = {path for group in groups for path in group}
+    rest = [item for item in items if item.path not in known]
     share = -(-len(items) // workers)  # what a worker is given at first: so many in a row
     items.clear()
     for worker in range(workers):
-        mine = [item for item in long if places[item.path] % workers == worker]
+        mine = [item for group in long[worker::workers] for item in group]
         room = max(0, share - len(mine))
         items += [*mine, *rest[:room]]
         rest = rest[room:]

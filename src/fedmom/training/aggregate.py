@@ -17,6 +17,7 @@ from fedmom.models.variables import Variables, on_trained, trained_of
 from fedmom.runtimes.base import Block
 from fedmom.training.admission import Admitted, culprit, finite_rows, norms_of
 
+SMALL = 2**16  # numbers of a leaf that is checked together with others: fewer kernels to compile
 AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
 
 
@@ -273,7 +274,10 @@ def _usable(params: Params, state: Any) -> jax.Array:
     finite, and they would be blamed for the server's step.
     """
     checked = [x * x for x in _floats(params)] + _floats(state)
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in checked]))
+    small = [jnp.ravel(x) for x in checked if x.size < SMALL]
+    joined = [jnp.concatenate(small)] if small else []
+    whole = [x for x in checked if x.size >= SMALL] + joined
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in whole]))
 
 
 def _floats(tree: Any) -> list[jax.Array]:
