@@ -78,8 +78,8 @@ def simulated(
 ) -> float:
     """Return the seconds of one round.
 
-    The driver hands out the work actor by actor, sends the model to every machine, and takes
-    sums in the order in which they come, one at a time.
+    The driver hands out the work actor by actor and sends the model to every machine. After
+    that it takes sums in the order in which they come, one at a time.
     """
     actors = min(cluster.total, clients)
     shares = np.full(actors, clients // actors) + (np.arange(actors) < clients % actors)
@@ -88,7 +88,7 @@ def simulated(
     noise = rng.lognormal(0.0, constants.spread, actors)
     slow = np.where(np.arange(actors) < cluster.actors, cluster.slow, 1.0)
     arrivals = np.sort(sent + shares * steps * constants.client_step * noise * slow)
-    now = 0.0
+    now = float(sent[-1])
     for arrival in arrivals:
         now = max(now, float(arrival)) + constants.actor / 2 + model
     return now + constants.round - constants.actor

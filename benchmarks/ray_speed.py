@@ -2,9 +2,10 @@
 
 Trains LeNet-5 (H=22, batches of 10) on the same clients with the local runtime, with two actors
 of one core and with one, in turn, and prints throughput as a ratio to the local runtime's of the
-same repeat. Beside it stands what the machine allows: the work of two processes of one core that
-know nothing of each other, over that of one. Then it measures first rounds, each in a process of
-its own, once Ray is up.
+same repeat. Actors are held to a core each: otherwise one alone would add its clients' updates up
+on the other core. Beside it stands what the machine allows: the work of two processes of one core
+that know nothing of each other, over that of one. Then it measures first rounds, each in a process
+of its own, once Ray is up.
 """
 
 import argparse
@@ -43,7 +44,18 @@ COLUMNS = [
     "one actor / local",
     "two actors / one",
 ]
+HELD: dict[int, int] = {}  # cores of actors, by their processes
 COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+
+
+def hold_to_cores(runtime: RayRuntime) -> None:
+    """Give each actor one core, in turn, with all of its threads. Runs share actors."""
+    cores = sorted(os.sched_getaffinity(0))
+    for _, process in sorted(runtime.actors()):
+        if process not in HELD:
+            HELD[process] = cores[len(HELD) % len(cores)]
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {HELD[process]})
 
 
 class Rounds:
@@ -60,6 +72,7 @@ class Rounds:
         else:
             workload = Workload(data, model, work, method, cohort=size)
             runtime = RayRuntime(workload, actors=int(way.split()[1]), sums=True)
+            hold_to_cores(runtime)
         self.runtime = runtime
         self._rounds = fedmom.train(
             fedmom.start(model, method),

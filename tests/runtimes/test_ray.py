@@ -1,10 +1,12 @@
 """The Ray runtime on a real Ray of two actors: sums, states, stores, and what users are told."""
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ import fedmom
 from fedmom.cli.main import cli
 from fedmom.core.errors import DivergedError, FedMomError
 from fedmom.data.save import save_store
-from fedmom.experiments import settings
+from fedmom.experiments import settings, sweep
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
@@ -86,6 +88,21 @@ def test_sums_of_actors_give_the_local_runs_numbers(on_ray, data, model, weighti
     method = fedmom.Algorithm(fedmom.fedmom(1.5, 0.9), rule=fedmom.mean(weighting))
     workload = Workload(data, model, WORK, method)
     agree(trained(on_ray(workload, sums=True), workload), trained(local(workload), workload))
+
+
+def test_runs_of_one_actor_each_have_different_actors(data, model):
+    """Or all runs of a sweep would wait for one core."""
+    workload = Workload(data, model, WORK, fedmom.Algorithm(fedmom.fedavg()))
+    runs = [ray(workload, actors=1) for _ in range(2)]
+    assert len({process for run in runs for process in run.actors()}) == 2
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.parametrize("more", [{"pace": "over_selected"}, {"diagnostics": True}])
+def test_sums_are_refused_where_each_reply_is_looked_at(more):
+    with pytest.raises(FedMomError, match="looks at each reply"):
+        prepare(config(runtime="ray:sums=true", **more)).runtime()
 
 
 def test_cancelled_work_does_not_hold_up_what_is_asked_next(on_ray, data, model):
@@ -298,6 +315,37 @@ def test_sweeps_and_resume_run_on_ray(tmp_path, capsys):
     table = (out / "sweep.csv").read_text()
     assert "lr0.01" in table
     cli(["resume", str(out), "--runtime", "local"], standalone_mode=False)
+
+
+def test_a_sweep_on_ray_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    """Stopped after two rounds of its first run; what it ends with is what it does here."""
+    what = ["--data", "synthetic:clients=12", "--rounds", "5", "--clients-per-round", "4"]
+    words = ["sweep", *what, "--grid", "seed=0 1 2", "--lr", "0.01"]
+    cli([*words, "--out", str(tmp_path / "here")], standalone_mode=False)
+    told = iter([None, None, KeyboardInterrupt])
+
+    def stop(_tick, _record, before=sweep._Tick.round):
+        before(_tick, _record)
+        if next(told, None) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    out = str(tmp_path / "there")
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep._Tick, "round", stop)
+        with pytest.raises(click.Abort):
+            cli([*words, "--runtime", "ray", "--out", out], standalone_mode=False)
+    begun = [len(p.read_text().splitlines()) for p in Path(out).glob("*/rounds.jsonl")]
+    assert sum(begun) < 15
+    cli(["resume", out], standalone_mode=False)
+    for name in ("seed0", "seed1", "seed2"):
+        rows, others = (
+            [json.loads(line) for line in file.read_text().splitlines()]
+            for file in (tmp_path / where / name / "rounds.jsonl" for where in ("there", "here"))
+        )
+        assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+        for row, other in zip(rows, others, strict=True):
+            assert row["cohort"] == other["cohort"]
+            np.testing.assert_allclose(row["train_loss"], other["train_loss"], rtol=1e-4)
 
 
 def test_which_runs_take_sums():

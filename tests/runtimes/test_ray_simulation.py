@@ -46,3 +46,10 @@ def test_a_slow_machine_holds_up_the_round(simulation):
     plain = simulation.Constants(0.001, 0.0, round=0.0, actor=0.0, megabytes=1.0)
     cluster = simulation.Cluster(machines=4, actors=2, slow=3.0)
     assert seconds(simulation, plain, cluster, 80) == pytest.approx(3 * 10 * 10 * 0.001)
+
+
+def test_a_driver_hands_out_all_work_before_it_takes_sums(simulation):
+    """So a round is never shorter than the driver's own time for its actors."""
+    busy = simulation.Constants(0.0, 0.0, round=0.004, actor=0.004, megabytes=0.0)
+    cluster = simulation.Cluster(machines=5, actors=4)
+    assert seconds(simulation, busy, cluster, 1_000) == pytest.approx(20 * 0.004)

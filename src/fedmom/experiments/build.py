@@ -72,7 +72,13 @@ class Experiment:
             self.config.seed,
             cohort=self.pace.rows,
         )
-        runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
+        spec = spec or self.config.runtime
+        if options(RUNTIMES.find(spec), spec).get("sums") and not self.takes_sums:
+            raise FedMomError(
+                f"runtime {spec}: this run looks at each reply, for its pace or its diagnostics, so"
+                " actors cannot add replies up. Leave sums out."
+            )
+        runtime: Runtime = RUNTIMES.build(spec, workload, **defaults)
         return runtime
 
     def train(

@@ -22,4 +22,4 @@ def cores(spec: str) -> int:
     from fedmom.runtimes.cluster import connect
 
     given = options(RUNTIMES.find(spec), spec)
-    return max(1, connect.cores(given.get("address")) // given.get("cpus", 1))
+    return max(1, connect.room(connect.connect(given.get("address")), given.get("cpus", 1)))

@@ -35,6 +35,7 @@ def connect(address: str | None = None) -> Any:
         address: ``host:port`` of the cluster's head, or ``auto`` for a cluster that this machine
             is a part of. None: the environment's RAY_ADDRESS, or else this machine alone.
     """
+    address = address or os.environ.get("RAY_ADDRESS")
     if address is not None and address.startswith("ray://"):
         raise FedMomError(
             f"address={address}: run fedmom on a machine of the cluster, and give address=auto."
@@ -48,7 +49,7 @@ def connect(address: str | None = None) -> Any:
     ray = package()
     with _LOCK:
         if not ray.is_initialized():
-            _init(ray, address or os.environ.get("RAY_ADDRESS") or "local")
+            _init(ray, address or "local")
     return ray
 
 
@@ -56,6 +57,8 @@ def _init(ray: Any, address: str) -> None:
     try:
         _init_quietly(ray, address)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        if address == "local":
+            raise FedMomError(f"Ray did not start on this machine ({_line(error)}).") from None
         raise FedMomError(
             f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
             " start --head`; set RAY_AUTH_MODE=token if it asks for a token; or leave the address"
@@ -91,6 +94,11 @@ def _line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].removesuffix(".")
 
 
-def cores(address: str | None = None) -> int:
-    """Return how many CPUs the cluster has."""
-    return int(connect(address).cluster_resources().get("CPU", 0))
+def machines(ray: Any) -> list[int]:
+    """Return how many CPUs each machine of the cluster has."""
+    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+
+def room(ray: Any, cpus: int) -> int:
+    """Return how many actors with so many CPUs fit the machines: none lies on two of them."""
+    return sum(machine // cpus for machine in machines(ray))

@@ -5,6 +5,7 @@ from collections.abc import Set
 from typing import Any
 
 from fedmom.core.errors import FedMomError
+from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.host import Host
 
 
@@ -31,13 +32,14 @@ class Pool:
 
     def capacity(self) -> int:
         """Return how many actors the cluster has room for, if it has nothing else to do."""
-        return int(self._ray.cluster_resources().get("CPU", 0)) // self._cpus
+        return connect.room(self._ray, self._cpus)
 
     def take(self, count: int, had: Set[Actor]) -> list[Actor]:
-        """Return so many actors besides those that a run has: the least busy, or new ones."""
+        """Return so many actors besides those that a run has: idle, new, or the least busy."""
         with self._lock:
             room = self.capacity() - len(self._actors)
-            for _ in range(min(room, count - len(self._others(had)))):
+            idle = sum(not actor.runs for actor in self._others(had))
+            for _ in range(min(room, count - idle)):
                 self._actors.append(Actor(self._host.remote(self._cpus)))
             chosen = sorted(self._others(had), key=lambda actor: actor.runs)[:count]
             for actor in chosen:
@@ -83,7 +85,7 @@ def pool_of(ray: Any, cpus: int) -> Pool:
         pool = _POOLS.setdefault((session, cpus), Pool(ray, cpus))
     if not pool.capacity():
         raise FedMomError(
-            f"No actor of {cpus} CPUs fits the Ray cluster, which has"
-            f" {ray.cluster_resources().get('CPU', 0):g}. Take fewer cpus, or a larger machine."
+            f"No actor of {cpus} CPUs fits the Ray cluster, whose largest machine has"
+            f" {max(connect.machines(ray), default=0)}. Take fewer cpus, or a larger machine."
         )
     return pool
