@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -64,8 +65,15 @@ class Reader:
         assert printed.count("online") == 2
         assert "3 of 3 rounds, finished" in printed
 
-    def nginx(self, _line, words):  # tested in test_faults.py
-        assert (self.folder / words[2].removeprefix("$PWD/")).is_file()
+    def add_device(self, _line, words):
+        assert "Take this folder to the device" in invoke(*words[1:])
+        assert open_deployment(self.folder / "far").keys.keys() >= {"device-3", "kitchen"}
+
+    def nginx(self, _line, words):  # run in test_faults.py
+        conf = self.folder / words[2].removeprefix("$PWD/")
+        assert conf.is_file()
+        if shutil.which("nginx"):
+            subprocess.run(["nginx", "-t", "-c", str(conf)], check=True, capture_output=True)
 
     def export(self, _line, words):
         self.env |= dict(word.split("=") for word in words[1:])
@@ -109,7 +117,8 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
         for line in commands():
             reader.type(line)
         assert reader.typed == [
-            *("init", "server", "device", "device", "run", "status", "init", "nginx"),
+            *("init", "server", "device", "device", "run", "status", "init"),
+            *("add-device", "nginx"),
             *("export", "flower-supernode", "flwr", "flwr"),
         ]
     far = open_deployment(tmp_path / "far")

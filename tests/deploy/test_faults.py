@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from flwr.proto.control_pb2 import ListRunsRequest
 
 from fedmom.flower import layout
 from fedmom.flower.control import Control
@@ -64,6 +65,16 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_goes_on(field, 
     assert field.finished(patience=LONG) == 0, field.all_printed()
     assert "is started again" in field.printed("server")
     assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
+
+
+def test_a_run_that_is_stopped_by_flowers_command_stays_stopped(field):
+    field.run("run", *options(**HOW | {"rounds": 500}, runtime="flower:devices=3,least=2"))
+    begun(field, field.folder / "run")
+    with Control(field.deployment) as control:
+        (run,) = control._client.ListRuns(ListRunsRequest()).run_dict
+        control.stop(run)
+    assert field.finished(patience=LONG) == 2
+    assert "The run was stopped" in field.printed("run")
 
 
 def test_a_device_that_was_killed_returns_under_its_identity(field, tmp_path):

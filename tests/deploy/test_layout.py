@@ -16,7 +16,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
 from fedmom.data.save import save_store
-from fedmom.flower import certificates, layout, node, programs
+from fedmom.experiments import settings
+from fedmom.experiments.folder import RunFolder
+from fedmom.flower import certificates, layout, node, programs, run_process
 from fedmom.flower.control import packed_app, settings_of
 from fedmom.flower.device_end import own_data, respond
 from fedmom.flower.run_process import follow
@@ -39,11 +41,66 @@ def test_init_writes_an_app_that_flower_accepts(tmp_path):
     assert settings_of(tmp_path / "fl" / "app")["rounds"] == 20  # on the disk, as it was
 
 
+@pytest.mark.parametrize(("devices", "cohort"), [(1, 1), (2, 2), (3, 2)])
+def test_an_app_is_of_as_many_devices_as_were_given_a_key(tmp_path, devices, cohort):
+    deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", devices)
+    values = settings_of(deployment.app)
+    assert values["runtime"].startswith(f"flower:devices={devices},")
+    assert values["clients-per-round"] == cohort
+
+
+def test_a_server_that_others_could_reach_is_refused(tmp_path):
+    """With TLS, too: the Control API asks for no key."""
+    deployment = layout.create(tmp_path / "fl", "fl.example.org:9443", 1)
+    file = deployment.server / "server.toml"
+    file.write_text(file.read_text().replace("127.0.0.1:8000", "0.0.0.0:8000"))
+    with pytest.raises(FedMomError, match="Control API"):
+        layout.open_deployment(deployment.path)
+
+
+def own_file(folder, kind):
+    """A device's own rows, without a word on clients."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 3)), rng.integers(0, 2, 50)
+    if kind == "npz":
+        np.savez(folder / "mine.npz", x=x, y=y)
+        return str(folder / "mine.npz")
+    if kind == "marked":
+        np.savez(folder / "mine.npz", x=x, y=y, is_test=np.arange(50) < 5)
+        return str(folder / "mine.npz")
+    lines = [
+        "a,b,c,y",
+        *(f"{','.join(map(str, row))},{label}" for row, label in zip(x, y, strict=True)),
+    ]
+    (folder / "mine.csv").write_text("\n".join(lines))
+    return f"{folder / 'mine.csv'}:label=y"
+
+
+@pytest.mark.parametrize(("kind", "held_out"), [("npz", 10), ("marked", 5), ("csv", 10)])
+def test_a_devices_own_file_needs_no_clients(tmp_path, kind, held_out):
+    data = own_data({"data": own_file(tmp_path, kind)})
+    assert (data.clients, data.train.size.tolist(), data.test.size.tolist()) == (
+        *(1, [50 - held_out], [held_out]),
+    )
+    again = own_data({"data": own_file(tmp_path, kind)})
+    assert again.test.start.tolist() == data.test.start.tolist()
+
+
+def test_options_that_a_run_under_way_does_not_take_are_told(tmp_path):
+    experiment = settings.parse({"data": "synthetic:clients=3", "rounds": 20, "lr": 0.1})
+    RunFolder.create(tmp_path / "run", experiment)
+    wanted = settings.parse({"data": "synthetic:clients=3", "rounds": 50, "lr": 0.1})
+    told = run_process._unused(tmp_path / "run", wanted, {"rounds": 50, "lr": 0.1})
+    assert told == "rounds 50 (it has 20)"
+    assert not run_process._unused(tmp_path / "new", wanted, {"rounds": 50})
+
+
 def test_secrets_are_their_owners_alone(tmp_path):
     layout.create(tmp_path / "fl", "fl.example.org:9443", 1)
     for file in ("server/ca.key", "server/server.key", "devices/device-1/device.key"):
         assert stat.S_IMODE((tmp_path / "fl" / file).stat().st_mode) == 0o600
-    assert stat.S_IMODE((tmp_path / "fl" / "server").stat().st_mode) == 0o700
+    for folder in ("server", "devices/device-1"):
+        assert stat.S_IMODE((tmp_path / "fl" / folder).stat().st_mode) == 0o700
     there = {p.name for p in (tmp_path / "fl" / "devices" / "device-1").iterdir()}
     assert there == {"ca.pem", "device.key", "device.toml"}
 
@@ -106,7 +163,7 @@ SERVERS = {
     b"\xff": "is not valid TOML",
     b'address = "a:1"': "does not say 'listen'",
     b'address = "a:1"\nlisten = "here"': "is not an address",
-    b'address = "a:1"\nlisten = "a:1"\ninsecure = "false"': "insecure = 'false' is not a value",
+    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "insecure = 'false' is not",
 }
 
 

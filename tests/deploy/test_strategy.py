@@ -127,6 +127,40 @@ def test_a_bad_reply_is_left_out(spoil):
     np.testing.assert_allclose(found["w"], w - g - 0.9 * g, rtol=1e-5)
 
 
+def test_a_reply_in_anothers_name_is_left_out():
+    """What a reply says of its sender is written by the sender."""
+
+    def posing(reply):
+        if reply.metadata.src_node_id == 3 and "arrays" in reply.content:
+            reply.metadata.__dict__["_src_node_id"] = 1
+        return reply
+
+    made = FedMom(1.0, clients_per_round=3, min_available_nodes=3, weighting="cohort")
+    nodes = grid()
+    nodes._change = posing
+    found, _ = trained(made, 1, nodes)
+    w = np.array([0.0, 1.0])
+    g = (10 * (w - moved(w, 1)) + 30 * (w - moved(w, 2))) / 40
+    np.testing.assert_allclose(found["w"], w - g - 0.9 * g, rtol=1e-5)
+
+
+def test_messages_end_with_the_time_that_replies_are_waited_for():
+    seen = []
+
+    def note(node):
+        honest = client(node)
+
+        def answer(message):
+            seen.append(message.metadata.ttl)
+            return honest(message)
+
+        return answer
+
+    made = FedMom(1.0, clients_per_round=3, min_available_nodes=3)
+    made.start(LoopGrid({node: note(node) for node in SAMPLES}), first(), 1, timeout=45)
+    assert set(seen) == {45}
+
+
 def test_a_round_with_too_few_replies_is_repeated(monkeypatch):
     monkeypatch.setattr(strategy.time, "sleep", lambda _: None)
     times = iter([True, True, False])

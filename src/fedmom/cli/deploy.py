@@ -65,7 +65,9 @@ def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
 @click.argument("folder", type=FOLDER)
 @click.argument("name")
 def add_device(folder: Path, name: str) -> None:
-    """Give one more device a key. The server lets it in when it is started again.
+    """Give one more device a key. A server that is running lets it in within seconds.
+
+    To shut a device out, delete its public key, server/keys/NAME.pub.
 
     \b
     fedmom deploy add-device fl kitchen

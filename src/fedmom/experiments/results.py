@@ -17,6 +17,7 @@ from fedmom.core.types import LOWER_IS_BETTER
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
+from fedmom.runtimes.devices.journal import EVENTS
 
 Points = list[tuple[int, float]]
 THEORY = "theory.json"  # what `fedmom theory check` has said of a run
@@ -153,7 +154,8 @@ class Result:
     @property
     def changed(self) -> float:
         """When the folder had news, in seconds as the system counts them."""
-        files = (self.path / name for name in ("config.toml", ROUNDS, EVALS))
+        # The last is of a deployed run, which has news while it waits for devices.
+        files = (self.path / name for name in ("config.toml", ROUNDS, EVALS, EVENTS))
         return max(file.stat().st_mtime for file in files if file.exists())
 
     def settings(self) -> dict[str, str]:

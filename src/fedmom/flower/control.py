@@ -22,6 +22,7 @@ from flwr.proto.control_pb2 import (
     StartRunRequest,
     StopRunRequest,
     StreamLogsRequest,
+    UnregisterNodeRequest,
 )
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -110,19 +111,26 @@ class Control:
             if node.status != "unregistered"
         ]
 
-    def register_keys(self) -> list[str]:
-        """Let the devices in whose public keys are in the folder; return who is new."""
+    def update_keys(self) -> tuple[list[str], list[str]]:
+        """Let the devices in whose public keys are in the folder, and no others.
+
+        Returns:
+            The names of those that are new, and of those that are no longer let in.
+        """
         with self._told():
-            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
-        known = {node.public_key for node in nodes}
-        new = []
-        for name, file in self._deployment.keys.items():
-            key = public_key_bytes(file)
-            if key not in known:
-                with self._told():
-                    self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-                new.append(name)
-        return new
+            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        nodes = {node.public_key: node for node in found if node.status != "unregistered"}
+        allowed = {public_key_bytes(file): name for name, file in self._deployment.keys.items()}
+        new = [key for key in allowed if key not in nodes]
+        # Without TLS there are no keys, and whoever is on this machine takes part.
+        gone = [] if self._deployment.insecure else [key for key in nodes if key not in allowed]
+        with self._told():
+            for key in new:
+                request = RegisterNodeRequest(public_key=key, name=allowed[key])
+                self._client.RegisterNode(request)
+            for key in gone:
+                self._client.UnregisterNode(UnregisterNodeRequest(node_id=nodes[key].node_id))
+        return [allowed[key] for key in new], [nodes[key].name for key in gone]
 
     def start(self, values: dict[str, Any], app: Path | None = None) -> int:
         """Start a run; return its number.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DATA, CLIENT, FOLDER = "data", "client", "folder"  # keys of a SuperNode's --node-config
 SAID, TROUBLE = "device.log", "errors.log"
+ALL_ONES = "partition=iid:clients=1"  # all rows of a file are one client's
+HELD_OUT = 0.2  # of the rows of a device's own file, where it is not said which are for testing
 
 client_app = ClientApp()
 
@@ -67,21 +69,43 @@ def own_data(node_config: Any) -> Any:
     Args:
         node_config: The SuperNode's: ``data``, a dataset's path or name; and ``client``, the
             number or name of the client that this device plays, where the dataset has several.
+            A file that names no clients is this device's alone.
 
     Raises:
         FedMomError: There is no such client, or it is not said which one is meant.
     """
-    from fedmom.data import load
     from fedmom.data.federated import Split
 
     if DATA not in node_config:
         raise FedMomError("The device was started without data: give --data.")
-    data = load(str(node_config[DATA]))
+    data = _loaded(str(node_config[DATA]))
     if data.test_users is not None:
         raise FedMomError(f"{data.name}: its test clients are others than its training clients.")
     k = _number(data, node_config.get(CLIENT))
     train, test = (Split(s.start[k : k + 1], s.size[k : k + 1]) for s in (data.train, data.test))
     return replace(data, users=[data.users[k]], train=train, test=test)
+
+
+def _loaded(spec: str) -> Any:
+    """Return a dataset. In a file without clients all rows are one client's, some of them held out.
+
+    Rows are held out at random, by a fixed seed, unless the file or its options say which.
+    """
+    from fedmom.data import load, path_of
+    from fedmom.data.assembly import NoClientsError
+
+    try:
+        return load(spec)
+    except NoClientsError:
+        path, given = path_of(spec) or (spec, "")
+    data = load(f"{path}:{_joined(given, ALL_ONES)}")
+    if data.test.size.any() or "test_fraction" in given:
+        return data
+    return load(f"{path}:{_joined(given, f'test_fraction={HELD_OUT}', ALL_ONES)}")
+
+
+def _joined(*options: str) -> str:
+    return ",".join(filter(None, options))
 
 
 def _number(data: Any, client: Any) -> int:

@@ -45,6 +45,7 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
     """
     from fedmom.data import locate
 
+    device.path.chmod(0o700)  # a copy of the data is kept here
     os.environ |= _cache(device)  # prepared data, too, is with the device and nowhere else
     mine = own_data({"data": data, **({} if client is None else {"client": client})})
     say(

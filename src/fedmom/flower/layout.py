@@ -22,7 +22,7 @@ from fedmom.core.files import naming
 INSIDE = "127.0.0.1:8000"  # where the SuperLink listens, if devices do not call it on loopback
 SERVER, DEVICE = "server.toml", "device.toml"
 TEMPLATES = {
-    "pyproject.toml": "app/pyproject.toml",
+    "pyproject.toml.txt": "app/pyproject.toml",
     "init.py.txt": "app/fedmom_app/__init__.py",
     "server_app.py.txt": "app/fedmom_app/server_app.py",
     "client_app.py.txt": "app/fedmom_app/client_app.py",
@@ -134,7 +134,7 @@ def _fill(deployment: Deployment, devices: int) -> None:
 
         hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
         certificates.write_server(deployment.server, list(hosts))
-    _write_templates(deployment, port)
+    _write_templates(deployment, port, max(1, devices))
     facts = {
         "address": deployment.address,
         "listen": deployment.listen,
@@ -149,6 +149,7 @@ def add_device(deployment: Deployment, name: str) -> Path:
     """Give a device a folder with its key; return the folder."""
     folder = deployment.path / "devices" / name
     folder.mkdir(parents=True)
+    folder.chmod(0o700)  # the device will keep a copy of its data here
     if not deployment.insecure:
         from fedmom.flower import certificates
 
@@ -164,6 +165,12 @@ def open_deployment(path: Path) -> Deployment:
     file = path / "server" / SERVER
     facts = _facts(file, "a deployment. Make one: fedmom deploy init")
     address, listen = _address(file, facts, "address"), _address(file, facts, "listen")
+    host, _ = split_address(listen)
+    if not is_loopback(host):
+        raise FedMomError(
+            f"{file}: listen = {listen!r} would let others reach Flower's Control API, which starts"
+            f" runs for whoever calls it. Write {INSIDE!r}, and let devices in with nginx."
+        )
     return Deployment(path.resolve(), address, listen, _flag(file, facts))
 
 
@@ -211,7 +218,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _write_templates(deployment: Deployment, port: int) -> None:
+def _write_templates(deployment: Deployment, port: int, devices: int) -> None:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
@@ -219,6 +226,7 @@ def _write_templates(deployment: Deployment, port: int) -> None:
         "server": deployment.server.resolve(),
         "listen": deployment.listen,
         "port": port,
+        "devices": devices,
         "insecure": deployment.insecure,
     }
     for name, place in TEMPLATES.items():

@@ -9,6 +9,7 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.flower.control import Control, RunStatus, settings_of
 from fedmom.flower.layout import Deployment
 from fedmom.flower.server_end import DEFAULTS, OUT
@@ -36,6 +37,8 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
         {**DEFAULTS, **{k: v for k, v in {**own, **values}.items() if k != OUT}}
     )
     given = config.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
+    if unused := _unused(out, config, values):
+        note(f"{out} goes on with the settings it was begun with, so these do not count: {unused}.")
     tries, done = TRIES, _done(out)
     while tries:
         with Control(deployment) as control:
@@ -47,6 +50,11 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
                 raise
         if ended.status == "completed":
             return
+        if ended.status == "stopped":
+            raise FedMomError(
+                f"The run was stopped, after {_done(out)} rounds. Nothing is lost: go on with the"
+                f" same --out {out}."
+            )
         if ended.details.startswith(EXCEPTION):
             raise FedMomError(ended.details.removeprefix(EXCEPTION))
         tries, done = (tries - 1, done) if _done(out) == done else (TRIES, _done(out))
@@ -58,6 +66,15 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
     raise FedMomError(
         f"The server app died {TRIES} times without a round; {deployment.server} has the logs."
     )
+
+
+def _unused(out: Path, config: RunConfig, values: dict[str, Any]) -> str:
+    """Return the options that were given for a run which has others, with those it has."""
+    if not (out / "config.toml").exists():
+        return ""
+    asked, has = (c.model_dump(by_alias=True) for c in (config, RunFolder.open(out).settings()))
+    keys = [key for key in map(kebab, values) if key in asked and asked[key] != has[key]]
+    return ", ".join(f"{key} {asked[key]} (it has {has[key]})" for key in keys)
 
 
 def _followed(control: Control, run_id: int, say: Say) -> RunStatus:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fedmom.core.errors import FedMomError
 from fedmom.flower import programs
 from fedmom.flower.control import Control
-from fedmom.flower.layout import Deployment, is_loopback, split_address
+from fedmom.flower.layout import Deployment
 
 Say = Callable[[str], None]
 LOG = "superlink.log"
@@ -23,11 +23,6 @@ def serve(deployment: Deployment, say: Say) -> None:
         deployment: The deployment.
         say: Told what happens.
     """
-    host, _ = split_address(deployment.listen)
-    if deployment.insecure and not is_loopback(host):
-        raise FedMomError(
-            f"An insecure server listens on this machine only, and {host} is others', too."
-        )
     while True:
         began = time.monotonic()
         home = programs.environment(deployment.server / "flwr")
@@ -51,13 +46,26 @@ def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say
                     f"Flower's SuperLink does not answer. {deployment.server / LOG} may say why."
                 )
             time.sleep(0.2)
-        control.register_keys()
+        control.update_keys()
         known = ", ".join(deployment.keys) or "any device of this machine"
         say(f"The server is ready at {deployment.address}. It lets in: {known}.")
         there: set[str] = set()
         while process.poll() is None:
             there = _news(control, there, say)
+            _let_in(control, say)
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _let_in(control: Control, say: Say) -> None:
+    """Follow the folder of keys: a device whose key is new or gone may or may not take part."""
+    try:
+        new, gone = control.update_keys()
+    except FedMomError:  # the SuperLink is busy, or ends
+        return
+    for name in new:
+        say(f"{time.strftime('%H:%M:%S')} {name} may take part from now on.")
+    for name in gone:
+        say(f"{time.strftime('%H:%M:%S')} {name} may no longer take part.")
 
 
 def _news(control: Control, before: set[str], say: Say) -> set[str]:

@@ -24,7 +24,7 @@ from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointe
 from fedmom.flower.known_nodes import KnownNodes
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.inbox import Inbox
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Node
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Node, one_line
 from fedmom.runtimes.devices.wire import UnusableReplyError
 from fedmom.training.loop import State
 from fedmom.training.samplers import uniform
@@ -94,6 +94,7 @@ class FedMom(Strategy):
         self._asked: dict[int, str] = {}  # the key of every node that was asked
         self._state: State | None = None
         self._names: list[str] = []
+        self._ttl = 3600.0  # seconds until a message is no longer worth answering
 
     def optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
         """Return the server's optimizer."""
@@ -123,6 +124,7 @@ class FedMom(Strategy):
         The arguments are those of Flower's ``Strategy.start``.
         """
         self._begin(initial_arrays)
+        self._ttl = timeout
         result = Result()
         while self._now().round < num_rounds:
             done = self._now().round + 1
@@ -157,7 +159,7 @@ class FedMom(Strategy):
         draw = uniform(np.ones(len(nodes), np.int64))(self.clients_per_round)
         cohort = [nodes[k] for k in np.asarray(draw(self.seed, server_round - 1)).tolist()]
         self._asked = {node.id: node.key for node in cohort}
-        return _messages(server_round, arrays, config, cohort, MessageType.TRAIN)
+        return _messages(server_round, arrays, config, cohort, MessageType.TRAIN, self._ttl)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -194,7 +196,7 @@ class FedMom(Strategy):
         if not self.evaluate:
             return []
         nodes = self._known.online(grid)
-        return _messages(server_round, arrays, config, nodes, MessageType.EVALUATE)
+        return _messages(server_round, arrays, config, nodes, MessageType.EVALUATE, self._ttl)
 
     def aggregate_evaluate(
         self,
@@ -227,7 +229,7 @@ class FedMom(Strategy):
         """Return a reply's samples, arrays and metrics, if all of it can be used."""
         node = reply.metadata.src_node_id
         if reply.has_error():
-            raise UnusableReplyError(f"node {node}: {reply.error.reason}")
+            raise UnusableReplyError(f"node {node}: {one_line(reply.error.reason)}")
         if node not in self._asked:
             raise UnusableReplyError(f"node {node} was not asked, or has answered already")
         samples, metrics = self._metrics(reply.content)
@@ -335,24 +337,28 @@ class FedAvg(FedMom):
 
 
 def _messages(
-    round_: int, arrays: ArrayRecord, config: ConfigRecord, nodes: list[Node], kind: str
+    round_: int, arrays: ArrayRecord, config: ConfigRecord, nodes: list[Node], kind: str, ttl: float
 ) -> list[Message]:
     config["server-round"] = round_
     content = RecordDict({ARRAYS: arrays, CONFIG: config})
-    return [Message(content, node.id, kind, group_id=str(round_)) for node in nodes]
+    return [Message(content, node.id, kind, ttl=ttl, group_id=str(round_)) for node in nodes]
 
 
 def _answers(grid: Grid, messages: list[Message], timeout: float, most: int) -> Iterator[Message]:
-    """Send messages and yield the replies, none of which is larger than it may be."""
-    waiting = {sent for sent in grid.push_messages(messages) if sent}
+    """Send messages and yield the replies: no larger than they may be, and of whom was asked."""
+    ids = grid.push_messages(messages)
+    sent = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True) if i}
     inbox, end = Inbox(grid), time.monotonic() + timeout
-    while waiting and time.monotonic() < end:
-        for reply in inbox.take(sorted(waiting), most):
-            waiting.discard(reply.asked)
-            if reply.message is None:
-                log(WARNING, "A reply does not count: %s", reply.fault)
+    while sent and time.monotonic() < end:
+        for reply in inbox.take(sorted(sent), most):
+            node, fault, message = sent.pop(reply.asked, None), reply.fault, reply.message
+            # Errors may be the SuperLink's own. All else says itself whom it is from.
+            if message and not message.has_error() and message.metadata.src_node_id != node:
+                fault = f"the reply of node {node} says that it is another's"
+            if fault or message is None:
+                log(WARNING, "A reply does not count: %s", fault)
             else:
-                yield reply.message
+                yield message
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 

@@ -106,9 +106,16 @@ def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
     if silent > max(SECONDS_TO_WORRY, 5 * longest):
         return "waiting", (
             f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped, go on"
-            f" with: fedmom resume {folder}"
+            f" with: {_command(results, folder)}"
         )
     return "running", f"Running: {place}." if rounds else "Started: no round is done yet."
+
+
+def _command(results: Sequence[Result], folder: Path) -> str:
+    """Return the command that goes on with runs; those on devices need their server."""
+    if any(run.config.data == "devices" for run in results):
+        return f"fedmom deploy run DEPLOYMENT --out {folder}, with the deployment's folder"
+    return f"fedmom resume {folder}"
 
 
 def _counts(results: Sequence[Result], statuses: Sequence[str]) -> list[str]:

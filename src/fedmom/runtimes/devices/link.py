@@ -114,7 +114,7 @@ class Link:
             seconds = time.monotonic() - sent.at if sent else 0.0
             fault, message, size = reply.fault, reply.message, 0
             if message is not None and message.has_error():
-                fault = ERRORS.get(message.error.code) or _words(message.error.reason)
+                fault = ERRORS.get(message.error.code) or one_line(message.error.reason)
             elif message is not None:
                 size = size_of(message.content)
                 if sent and message.metadata.src_node_id != sent.node:
@@ -145,7 +145,7 @@ def online(nodes: Sequence[Node], keys: Sequence[str]) -> dict[int, int]:
     return {client: by_key[key] for client, key in enumerate(keys) if key in by_key}
 
 
-def _words(reason: str | None) -> str:
+def one_line(reason: str | None) -> str:
     """Return a device's own words: short, in one line, without what would steer a terminal."""
     words = " ".join((reason or "it failed").split())[:LONGEST]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
