@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 from flwr.proto.control_pb2 import ListRunsRequest
 
@@ -140,13 +141,22 @@ def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
 
 
 def test_a_trial_without_tls_on_one_machine(tmp_path):
+    """One device has a file of its own, which names no clients."""
+    rng = np.random.default_rng(0)
+    mine = tmp_path / "mine.npz"
+    np.savez(mine, x=rng.normal(size=(50, 60)), y=np.arange(50) % 10)
     with Field(tmp_path, 2, insecure=True) as field:
         field.server()
-        for number in (1, 2):
-            field.device(number)
+        field.device(1)
+        field.start(
+            "device-2", "deploy", "device", field.path / "devices" / "device-2", "--data", mine
+        )
         field.run("run", *options(rounds=2, runtime="flower:devices=2"))
         assert field.finished(patience=LONG) == 0, field.all_printed()
-        assert len(lines(field.folder / "run", "rounds.jsonl")) == 2
+        assert [r["replies"] for r in lines(field.folder / "run", "rounds.jsonl")] == [2, 2]
+        assert "40 training and 10 test samples of mine" in field.printed("device-2")
+        last = lines(field.folder / "run", "evals.jsonl")[-1]
+        assert last["clients"] == 2
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")

@@ -1,6 +1,7 @@
 """The page about runs: what it says of them, and the commands that write it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fedmom.experiments import results
 from fedmom.reports import curves, run_page
 from fedmom.reports.charts import Figure, Grid
 from fedmom.reports.html import Settings
+from fedmom.runtimes.devices import journal
 from tests.reports.runs import WHY, make_run, round_row
 
 
@@ -118,6 +120,24 @@ def test_how_runs_are_getting_on(tmp_path, monkeypatch):
     run.append("rounds.jsonl", [round_row(r) for r in range(6, 21)])
     found = results.find([run.path])
     assert run_page.progress(found, run.path) == ("finished", "Finished: 1 run, 20 rounds.")
+
+
+def test_a_deployed_run_moves_while_it_waits_for_devices(tmp_path, monkeypatch):
+    """And goes on with another command than a simulated one."""
+    run = make_run(tmp_path / "run", data="devices", done=5)
+    events = run.path / journal.EVENTS
+    events.write_text("{}\n")
+    found = results.find([run.path])
+    later = run_page.SECONDS_TO_WORRY + 11
+    for file in ("config.toml", "rounds.jsonl", "evals.jsonl"):
+        at = (run.path / file).stat().st_mtime - later
+        os.utime(run.path / file, (at, at))
+    assert run_page.progress(found, run.path)[0] == "running"
+    now = found[0].changed + later
+    monkeypatch.setattr(run_page.time, "time", lambda: now)
+    word, sentence = run_page.progress(found, run.path)
+    assert word == "waiting"
+    assert f"fedmom deploy run DEPLOYMENT --out {run.path}" in sentence
 
 
 def test_runs_that_diverged_have_ended(tmp_path):
