@@ -11,7 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
 
 from tests.runtimes.ray_end import started
 
@@ -36,7 +39,8 @@ def test_the_commands_of_the_page_run(tmp_path):
     subprocess.run([SCRIPTS / words[0], *words[1:]], env=home, check=True, capture_output=True)
     with contextlib.ExitStack() as stack:
         for line in (head, other):
-            mode, program, *words = shlex.split(line.replace("6379", port))
+            here = line.replace("6379", port).replace("HEAD", "127.0.0.1")
+            mode, program, *words = shlex.split(here)
             process = stack.enter_context(
                 started(
                     [SCRIPTS / program, *words, "--num-cpus=1", "--disable-usage-stats"],
@@ -60,6 +64,16 @@ def test_the_commands_of_the_page_run(tmp_path):
     assert "ray" not in done.stderr.lower()
     rows = (tmp_path / "runs" / "cluster" / "rounds.jsonl").read_text().splitlines()
     assert len(rows) == 20
+
+
+def test_the_file_for_ray_up_is_one_that_ray_takes():
+    (text,) = re.findall(r"```yaml\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    config = prepare_config(yaml.safe_load(text))
+    validate_config(config)
+    assert len(config["provider"]["worker_ips"]) == config["max_workers"] == 2
+    text = text.replace("min_workers", "most_workers")
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config(yaml.safe_load(text)))
 
 
 def until(process, text, seconds=180):
