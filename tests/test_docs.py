@@ -224,7 +224,9 @@ def test_files_that_are_named_are_there():
     for page in [*PAGES, CHANGES]:
         for path in re.findall(r"`((?:src|tests|examples|benchmarks|docs)/[^`\s]+)`", prose(page)):
             assert (ROOT / path).exists(), f"{page.name}: {path}"
-    layers = "cli|reproduction|report|experiments|training|runtimes|algorithms|models|data"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = project["tool"]["importlinter"]["contracts"]
+    layers = "|".join(name.removeprefix("fedmom.") for name in contract["layers"])
     below = re.findall(rf"`((?:{layers})/[\w/.]*)`", ARCHITECTURE.read_text())
     assert len(below) > 20
     for path in below:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmom.cli.output import OUT
+from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, slug
 
 if TYPE_CHECKING:
     from fedmom.data.federated import FederatedData
 
-FOLDER = click.Path(path_type=Path)
 SOURCE = click.argument("source")
 NAMES_SHOWN, LETTERS_SHOWN = 20, 40
 

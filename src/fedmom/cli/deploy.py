@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import FOLDER, gather, setting_options
+from fedmom.cli.options import gather, setting_options
 from fedmom.cli.output import OUT, note, stopped
+from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig, kebab
 
-FOLDER = click.Path(path_type=Path)
 Command = Callable[..., Any]
 
 

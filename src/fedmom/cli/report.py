@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from fedmom.cli.output import OUT, page
+from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
-
-FOLDER = click.Path(path_type=Path)
 
 
 @click.command()

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from fedmom.cli.options import (
-    FOLDER,
     gather,
     parse_grid,
     setting_options,
     split_names,
 )
 from fedmom.cli.output import OUT, failed, note, page, stopped
+from fedmom.cli.paths import FOLDER
 from fedmom.cli.start import under_way
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.files import free_folder, removed_if_refused

@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from fedmom.cli.output import OUT
-
-FOLDER = click.Path(path_type=Path)
+from fedmom.cli.paths import FOLDER
 
 
 @click.command(name="check")

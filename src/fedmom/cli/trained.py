@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from fedmom.cli.output import OUT
+from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
-FOLDER = click.Path(path_type=Path)
 RUN = click.argument("run", type=FOLDER)
 
 

@@ -16,7 +16,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.progress import track
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 GRAY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 MOST_PIXELS = 2**26  # of one image before it is resized
 MOST_SIDE = 2**14
@@ -111,7 +111,7 @@ def _opened(name: str, source: ImageFile, place: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             return Image.open(
-                io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS
+                io.BytesIO(source) if isinstance(source, bytes) else source, formats=IMAGE_FORMATS
             )
     except (*DAMAGE, *DAMAGE_TOO, Image.DecompressionBombError) as error:
         raise _damaged(name, source, place, error) from None
@@ -121,7 +121,7 @@ def _damaged(name: str, source: ImageFile, place: int, error: BaseException) -> 
     said = textwrap.shorten(str(error) or type(error).__name__, 200).rstrip(".")
     return FedMomError(
         f"{name}: {_called(source, place)} is not a readable image: {said}. It may be"
-        f" {', '.join(FORMATS)}."
+        f" {', '.join(IMAGE_FORMATS)}."
     )
 
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.identity import label
-from fedmom.core.types import Params
+from fedmom.core.types import Params, Say
 from fedmom.experiments import logs, origin, recovery
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
-from fedmom.experiments.recovery import FoundCheckpoint, Say
+from fedmom.experiments.recovery import FoundCheckpoint
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.diagnostics import Diagnostics

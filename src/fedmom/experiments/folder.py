@@ -11,10 +11,11 @@ from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, parse_json, sync, write_atomic
+from fedmom.core.types import Say
 from fedmom.experiments import checkpoints, logs, origin, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
-from fedmom.experiments.recovery import FoundCheckpoint, Say
+from fedmom.experiments.recovery import FoundCheckpoint
 from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'

@@ -4,18 +4,17 @@ Everything is read and checked first. Only then is the folder touched, and what 
 use is kept beside what stays.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import write_atomic
+from fedmom.core.types import Say
 from fedmom.experiments import checkpoints, logs
 from fedmom.experiments.checkpoints import NEWEST, PREVIOUS, Checkpoint, Pointer
 from fedmom.experiments.logs import EVALS, ROUNDS, Log, LogRows
 
 FOLDER = "checkpoint"
-Say = Callable[[str], None]
 
 
 class FoundCheckpoint(NamedTuple):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedmom.core.types import Say
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.recovery import Say
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
 from fedmom.training.loop import Record

@@ -176,7 +176,9 @@ class RunConfig(BaseModel):
         " buffered:in_flight=40.",
     )
     runtime: Annotated[str, _known(RUNTIMES)] = Field(
-        "local", description="Where clients run, with options, such as local:workers=2."
+        "local",
+        description="Where clients run, with options, such as local:workers=2, or"
+        " ray:address=auto for a cluster.",
     )
     bad_replies: Literal["stop", "skip"] = Field(
         "stop", description="A reply that cannot be used stops the run, or is left out."

@@ -3,17 +3,16 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked
+from fedmom.core.types import Say
 from fedmom.flower import programs
 from fedmom.flower.device_end import SAID, own_data
 from fedmom.flower.layout import DeviceFolder
 
-Say = Callable[[str], None]
 LOG = "supernode.log"
 SECONDS_BETWEEN_LOOKS = 0.3
 # A server takes a device that was killed for online until its heartbeat is overdue, for about a

@@ -2,11 +2,11 @@
 
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import Say
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.settings import RunConfig, kebab
@@ -14,7 +14,6 @@ from fedmom.flower.control import Control, RunStatus, settings_of
 from fedmom.flower.layout import Deployment
 from fedmom.flower.server_end import DEFAULTS, OUT
 
-Say = Callable[[str], None]
 TRIES = 5  # server apps in a row that end without a round
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_WITHOUT_SERVER = 120.0

@@ -2,14 +2,13 @@
 
 import subprocess
 import time
-from collections.abc import Callable
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import Say
 from fedmom.flower import programs
 from fedmom.flower.control import Control
 from fedmom.flower.layout import Deployment
 
-Say = Callable[[str], None]
 LOG = "superlink.log"
 SECONDS_TO_START = 90.0
 SECONDS_BETWEEN_LOOKS = 2.0

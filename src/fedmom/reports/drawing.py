@@ -16,7 +16,7 @@ from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line
 if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait for
     from matplotlib.figure import Figure as Image
 
-FORMATS = ("png", "svg", "pdf")
+FIGURE_FORMATS = ("png", "svg", "pdf")
 PANEL_INCHES = (2.5, 2.05)
 TITLE_LETTERS = 36  # that fit above a panel
 HEADLINE_LETTERS = 30  # the same of a figure's title, which is larger
@@ -85,7 +85,7 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
 def save(
     figure: Figure,
     folder: Path,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str] = FIGURE_FORMATS,
     colours: Mapping[str, int] | None = None,
 ) -> list[Path]:
     """Write the figure as ``<name>.png`` and so on; return the paths."""

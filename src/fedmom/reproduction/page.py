@@ -58,14 +58,14 @@ def build(context: Context, findings: Findings, parts: Sequence[str]) -> Page:
     """Return the page of the parts that are asked for."""
     rows = verdicts.judge(findings)
     claims = verdicts.verdicts(rows)
-    if len(parts) < len(PARTS):  # what was not asked for is not missing
+    if len(parts) < len(WRITERS):  # what was not asked for is not missing
         claims = [claim for claim in claims if claim.status is not Status.UNKNOWN]
     rules = {claim.text: claim.rule for claim in verdicts.CLAIMS.values()}
     how = Settings("How this is judged", {**rules, "What is clear": verdicts.NOISE})
     sections = [
         *([Section("Verdicts", [*claims, how])] if claims else []),
         Section("What was run", list(_setting(context))),
-        *(Section(TITLES[p], list(_or_note(PARTS[p](context, findings)))) for p in parts),
+        *(Section(TITLES[p], list(_or_note(WRITERS[p](context, findings)))) for p in parts),
         Section("Settings and versions", list(_settings(findings))),
     ]
     about = f"Made by fedmom paper --scale {context.scale.name}. {context.progress}".strip()
@@ -208,7 +208,7 @@ TITLES = {
     "beyond": "Beyond the paper",
     "author": "The first author's code",
 }
-PARTS: dict[str, Callable[[Context, Findings], Iterator[Part]]] = {
+WRITERS: dict[str, Callable[[Context, Findings], Iterator[Part]]] = {
     "table1": _table1,
     "table2": _table2,
     "fig2": _fig2,

@@ -136,14 +136,25 @@ class Runtime(Protocol):
     """
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
-        """Send the broadcast of a round to clients. Returns at once."""
+        """Send the broadcast of a round to clients. Returns at once.
+
+        Args:
+            round_: The round, counted from 0.
+            clients: The numbers of the clients, each once and none that is under way.
+            broadcast: What the server sends, for most methods the model's parameters.
+        """
         ...
 
     def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
         """Yield replies as they come, until nobody is left who was asked.
 
-        With a ``timeout``, also end after so many seconds without a reply. A client that fails
-        is a ``Failure`` or does not come back; an error in the program itself is raised.
+        Args:
+            timeout: End after so many seconds without a reply, too; those who have not answered
+                stay under way.
+
+        Yields:
+            Replies of one client or several. A client that fails is a ``Failure`` or does not
+            come back; an error in the program itself is raised.
         """
         ...
 
@@ -156,9 +167,15 @@ class Runtime(Protocol):
         ...
 
     def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
-        """Let the clients evaluate a model on their ``train`` or ``test`` samples.
+        """Let the clients evaluate a model on their own samples.
 
-        ``budget`` bounds the samples; None evaluates all of them.
+        Args:
+            params: The model.
+            split: ``train`` or ``test``.
+            budget: The most samples in all; None evaluates all of them.
+
+        Returns:
+            Sums of the loss and of the metrics for every client that has samples.
         """
         ...
 
@@ -175,11 +192,19 @@ class Runtime(Protocol):
         """Return what ``restore`` needs, as it was when the last round was done.
 
         A run may be stopped in the middle of a round; its checkpoint holds whole rounds only.
+
+        Returns:
+            The clients' states and who is under way, as named arrays.
         """
         ...
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Go on from a snapshot; ``broadcast`` shows the form of what is sent."""
+        """Go on from a snapshot.
+
+        Args:
+            snapshot: What ``snapshot`` has returned, here or in another runtime.
+            broadcast: Shows the form of what is sent.
+        """
         ...
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from fedmom.theory.constants import Array
 STEP = 0.35  # of log t: the trapezoid rule's error falls as e^{-π²/STEP}
 NEGLIGIBLE = 1e-13
 ROUNDS_OF_SCALING = 200
-SAMPLERS = ("uniform", "weighted")
+KNOWN_SAMPLERS = ("uniform", "weighted")
 
 
 class WeightMoments(NamedTuple):
@@ -68,9 +68,10 @@ def weight_moments(
         )
     if weighting not in WEIGHTINGS:
         raise FedMomError(f"weighting {weighting!r} is none of {', '.join(WEIGHTINGS)}.")
-    if sampler not in SAMPLERS:
+    if sampler not in KNOWN_SAMPLERS:
         raise FedMomError(
-            f"The moments of sampler {sampler!r} are not known here. Take {' or '.join(SAMPLERS)}."
+            f"The moments of sampler {sampler!r} are not known here. Take"
+            f" {' or '.join(KNOWN_SAMPLERS)}."
         )
     if sampler == "weighted":
         if weighting != "uniform":

@@ -77,7 +77,7 @@ class Speed:
 
     @staticmethod
     def compared(speeds: "Sequence[Speed]") -> list[float]:
-        """Return speeds relative to their median, where all are known; else all alike."""
+        """Return speeds relative to their median; one that is not known yet counts as 1."""
         known = [speed._rate for speed in speeds if speed._rate is not None]
         if not known:
             return [1.0] * len(speeds)

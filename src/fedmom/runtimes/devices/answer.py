@@ -9,11 +9,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
+from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.client import DeviceClient
 
-Say = Callable[[str], None]
 Open = Callable[[ConfigRecord], DeviceClient]
 
 

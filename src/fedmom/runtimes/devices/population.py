@@ -5,7 +5,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
+from fedmom.core.types import Say
 from fedmom.data.federated import Features, FederatedData, Split, Task
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
 from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
@@ -25,7 +26,6 @@ SECONDS_TO_MEND = 30.0
 MOST_VALUES = 2**24  # numbers in one input, and labels: more is no claim to believe
 LONGEST_NAME = 100
 DIGITS = tuple("0123456789")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
