@@ -207,7 +207,8 @@ def start_ray() -> None:
         RAY_worker_niceness="0",
     )
     ray = connect.package()
-    ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level=40)
+    how = {"include_dashboard": False, "log_to_driver": False, "logging_level": 40}
+    ray.init(address="local", num_cpus=CPUS, **how)
 
 
 def main() -> None:
