@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmom.reproduction import measures
+from fedmom.reproduction import figures, measures
 from fedmom.reproduction.measures import Measures
 from tests.reproduction.tiny import run_of
 
@@ -100,3 +100,13 @@ def test_windows_keep_the_sum(products, length):
     sizes = np.diff([0, *ends])
     assert ends[-1] == len(products)
     assert float(np.dot(sizes, means)) == pytest.approx(sum(products), abs=1e-9)
+
+
+def test_bands_of_accuracies_end_where_accuracies_do():
+    """One seed of three that fails makes an interval from below 0 to above 1."""
+    runs = [run_of([1.0] * 6, [a] * 6, seed=s) for s, a in enumerate((0.9, 0.95, 0.05))]
+    line = figures.curve("FedAvg", runs, "test", "accuracy")
+    assert set(line.low) == {0.0}
+    assert set(line.high) == {1.0}
+    losses = figures.curve("FedAvg", [run_of([v] * 6) for v in (3.0, 3.1, 0.1)], "train", "loss")
+    assert min(losses.low) < 0

@@ -266,7 +266,16 @@ def curve(label: str, runs: Sequence[Result], split: str, key: str) -> Line:
     """Return the mean over seeds with its band, as far as all seeds go."""
     curves = [dict(run.curve(split, key)) for run in runs]
     rounds = sorted(set.intersection(*(set(c) for c in curves)))
-    return _banded(label, rounds, [[c[r] for c in curves] for r in rounds])
+    line = _banded(label, rounds, [[c[r] for c in curves] for r in rounds])
+    return _between_0_and_1(line) if key.startswith("accuracy") else line
+
+
+def _between_0_and_1(line: Line) -> Line:
+    """Cut a band where no accuracy can be: an interval of Student's t knows of no bounds."""
+    if line.low is None or line.high is None:
+        return line
+    low, high = [max(0.0, end) for end in line.low], [min(1.0, end) for end in line.high]
+    return replace(line, low=low, high=high)
 
 
 def _banded(
