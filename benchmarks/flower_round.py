@@ -135,7 +135,7 @@ def main():
         peer = peer_app(place / "peer" / "app", deployment.app)
         with Control(deployment) as control:
             wait(control.is_up)
-            control.register_keys()
+            control.update_keys()
             print(f"{'nodes':24}{'Flower FedAvg':>16}{'FedMom':>12}   seconds a round")
             base = None
             for kind in ("flower-supernode", "fedmom deploy device"):
