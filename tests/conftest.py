@@ -81,6 +81,22 @@ def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("FEDMOM_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture
+def compilations():
+    """The names of programs, added to as they are compiled or found in JAX's cache on disk."""
+    import jax
+
+    names = []
+
+    def heard(event, _seconds, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(about.get("fun_name", "?"))
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(heard)
+
+
 def population(sizes, dimension=4, classes=3, seed=0, test_sizes=None):
     """Unbalanced clients with random inputs and labels."""
     rng = np.random.default_rng(seed)

@@ -53,6 +53,24 @@ def test_predictions_are_written_beside_the_labels(vector_run, tmp_path):
     assert hits[on_test].mean() == pytest.approx(vector_run.result.last("test", "accuracy"))
 
 
+def test_clients_of_all_sizes_share_one_program(vector_run, tmp_path, compilations):
+    """Each size of a client was compiled by itself, and the whole data was copied for it."""
+    call("predict", vector_run.path, "synthetic:clients=4", "--out", tmp_path / "first.csv")
+    data = fedmom.load_data("synthetic:clients=30,seed=3")
+    assert len(set(data.train.size.tolist())) > 10
+    before = len(compilations)
+    call("predict", vector_run.path, "synthetic:clients=30,seed=3", "--out", tmp_path / "p.csv")
+    assert len(compilations) - before <= 2  # the last call of each split may be a smaller one
+    rows = read(tmp_path / "p.csv")
+    sizes = {"train": data.train.size, "test": data.test.size}
+    for split, expected in sizes.items():
+        clients = [row["client"] for row in rows if row["split"] == split]
+        assert clients == np.repeat(data.users, expected).tolist()
+    starts = np.concatenate([np.arange(a, a + n) for a, n in zip(*data.train, strict=True)])
+    labels = [int(row["label"]) for row in rows if row["split"] == "train"]
+    assert labels == data.arrays["y"][starts].tolist()
+
+
 def test_labels_of_a_text_are_characters(text_run, tmp_path):
     call("predict", text_run.path, "shakespeare:roles=3,samples=900", "--split=test", "--out=p.csv")
     rows = read(tmp_path / "p.csv")

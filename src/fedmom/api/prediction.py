@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.data.batches import reader
+from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.experiments.build import Experiment
@@ -65,9 +64,9 @@ def labelled(data: FederatedData, classes: NDArray[Any]) -> NDArray[Any]:
 
 
 class Predictions(NamedTuple):
-    """Predictions for some samples of one client, and their labels."""
+    """Predictions for some samples, their labels, and whose samples they are."""
 
-    client: str
+    clients: NDArray[np.str_]
     split: str
     labels: NDArray[Any]
     predicted: NDArray[Any]
@@ -76,7 +75,7 @@ class Predictions(NamedTuple):
 def over_data(
     experiment: Experiment, params: Params, data: FederatedData, splits: Sequence[str]
 ) -> Iterator[Predictions]:
-    """Predict the samples of a dataset, client after client.
+    """Predict the samples of a dataset, in the order of its clients.
 
     Args:
         experiment: The run's parts.
@@ -90,16 +89,20 @@ def over_data(
             f"{data.name} has {given.kind} inputs of shape {given.shape}, but the model was trained"
             f" on {wanted.kind} inputs of shape {wanted.shape}."
         )
-    read = reader(given)
+    arrays = place(data.arrays)
     for split in splits:
         users = data.users if split == "train" else data.test_users or data.users
-        for user, start, size in zip(users, *data.split(split), strict=True):
-            for first in range(start, start + size, AT_ONCE):
-                rows = np.arange(first, min(first + AT_ONCE, start + size))
-                x, y = (np.asarray(part) for part in read(data.arrays, jnp.asarray(rows)))
-                labels = labelled(data, y) if given.task in ("classes", "sequence") else y
-                found = predicted(experiment, outputs(experiment, params, x))
-                yield Predictions(user, split, labels, found)
+        start, size = data.split(split)
+        owners = np.repeat(np.array(users), size)
+        # Clients share calls: a call for each would be mostly empty, or compiled for its size.
+        ends = np.cumsum(size)
+        positions = np.arange(len(owners)) + np.repeat(start - ends + size, size)
+        for first in range(0, len(owners), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            x, y = read_at(given, arrays, positions[part])
+            labels = labelled(data, y) if given.task in ("classes", "sequence") else y
+            found = predicted(experiment, outputs(experiment, params, x))
+            yield Predictions(owners[part], split, labels, found)
 
 
 def write(

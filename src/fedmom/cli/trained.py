@@ -47,14 +47,14 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     trained, data = _opened(run), load(source)
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained.experiment, trained.params, data, splits)
-    total = sum(-(-data.split(name).size // AT_ONCE).sum() for name in splits)
+    total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["client", "split", "label", "prediction"])
     right = []
     for part in track(parts, "Predictions", total=int(total), console=OUT):
-        both = zip(part.labels, part.predicted, strict=True)
-        writer.writerows([part.client, part.split, _cell(y), _cell(p)] for y, p in both)
+        rows = zip(part.clients, part.labels, part.predicted, strict=True)
+        writer.writerows([client, part.split, _cell(y), _cell(p)] for client, y, p in rows)
         right.append((part.labels == part.predicted).ravel())
     write_atomic(path, text.getvalue().encode())
     found = np.concatenate([np.zeros(0, bool), *right])

@@ -45,6 +45,30 @@ def reader(features: Features) -> Reader:
     return read_rows
 
 
+def read_at(
+    features: Features, arrays: Arrays, positions: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the inputs and labels of some samples, as NumPy's arrays.
+
+    One compiled call, filled up to a power of two, so that few numbers of samples are compiled.
+
+    Args:
+        features: Those of the data.
+        arrays: The data, as ``place`` returns it.
+        positions: One or more.
+    """
+    count = len(positions)
+    room = 1 << (count - 1).bit_length()
+    batch = _compiled(reader(features))(arrays, np.pad(positions, (0, room - count), mode="edge"))
+    x, y = (np.asarray(part)[:count] for part in batch)
+    return x, y
+
+
+@lru_cache(maxsize=64)
+def _compiled(read: Reader) -> Reader:
+    return jax.jit(read)
+
+
 def place(arrays: Mapping[str, NDArray[Any]]) -> dict[str, jax.Array]:
     """Hand arrays to JAX: on a CPU without a copy, so a mapped file is read only where used.
 

@@ -147,14 +147,11 @@ def _user(data: FederatedData, client: int) -> str:
 
 def _some(data: FederatedData, client: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Read training samples spread evenly over a client's."""
-    import jax.numpy as jnp  # slow to import, as is all that reads batches
-
-    from fedmom.data.batches import reader
+    from fedmom.data.batches import place, read_at  # slow to import
 
     start, size = int(data.train.start[client]), int(data.train.size[client])
     places = start + np.arange(min(size, count)) * size // min(size, count)
-    x, y = reader(data.features)(data.arrays, jnp.asarray(places))
-    return np.asarray(x), np.asarray(y)
+    return read_at(data.features, place(data.arrays), places)
 
 
 def _spread(data: FederatedData, count: int) -> list[int]:
