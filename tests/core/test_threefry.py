@@ -40,6 +40,13 @@ def test_bits_are_those_of_jax(seed, count):
     assert (threefry.bits(key, count) == jax.random.bits(key, (count,))).all()
 
 
+@given(seed=numbers, number=numbers)
+def test_bits_of_a_folded_key_are_those_of_jax(seed, number):
+    key = jax.random.key(seed)
+    expected = jax.random.bits(jax.random.fold_in(key, np.uint32(number)), (10,))
+    assert (threefry.folded_bits(key, np.uint32(number), 10) == expected).all()
+
+
 def test_keys_do_not_depend_on_the_default_of_the_process():
     from fedmom.core.prng import clients_key, init_key
 

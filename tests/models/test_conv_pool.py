@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmom.core.kernels import plain_calls
 from fedmom.data.federated import Features
 from fedmom.models import build
 from fedmom.models._conv_pool import (
@@ -21,7 +22,6 @@ from fedmom.models._conv_pool import (
 )
 from fedmom.models._conv_toom_cook import PIXELS, SUMS, WEIGHTS, overlapped
 from fedmom.models._dense import FEW, NEAR
-from fedmom.models._kernels import plain_calls
 from fedmom.models.base import conv, dense, linear
 from tests.models.conv_by_hand import by_hand
 

@@ -12,7 +12,7 @@ import optax
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Client, ClientMetrics
 from fedmom.core.errors import FedMomError
-from fedmom.core.threefry import bits, fold_in
+from fedmom.core.threefry import bits, fold_in, folded_bits
 from fedmom.core.types import Params, Schedule
 from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model
@@ -285,7 +285,7 @@ def _random(problem: LocalProblem, descend: Descend, carry: Carry, key: jax.Arra
 
     def step(h: jax.Array, carry: Carry) -> Carry:
         # A remainder of 32 bits is uniform up to size / 2^32, and takes one draw.
-        drawn = bits(fold_in(key, h), batch)
+        drawn = folded_bits(key, h, batch)
         return descend(carry, (drawn % problem.size.astype(jnp.uint32)).astype(jnp.int32), h)
 
     return jax.lax.fori_loop(0, problem.steps, step, carry)

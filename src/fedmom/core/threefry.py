@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.kernels import kernel
 
 IMPLEMENTATION = "threefry2x32"
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -43,6 +44,20 @@ def bits(key: jax.Array, count: int) -> jax.Array:
     block = jnp.zeros(count, jnp.uint32), jnp.arange(count, dtype=jnp.uint32)
     low, high = _traced(jax.random.key_data(key), *block)
     return low ^ high
+
+
+def folded_bits(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
+    """Return ``bits(fold_in(key, number), count)``, as a kernel of its own.
+
+    Where XLA fuses the hash with a division after it, a program takes 0.2 s longer to compile.
+    """
+    drawn: jax.Array = _folded_bits(jax.random.key_data(key), number, count=count)
+    return drawn
+
+
+@kernel
+def _folded_bits(words: jax.Array, number: jax.Array, *, count: int) -> jax.Array:
+    return bits(fold_in(jax.random.wrap_key_data(words, impl=IMPLEMENTATION), number), count)
 
 
 def split(key: jax.Array, count: int) -> list[jax.Array]:

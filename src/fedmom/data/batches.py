@@ -13,7 +13,7 @@ from fedmom.data.federated import Features
 
 Arrays = dict[str, jax.Array] | dict[str, NDArray[Any]]
 Batch = tuple[jax.Array, jax.Array]
-Reader = Callable[[Arrays, jax.Array], Batch]
+Reader = Callable[[Arrays, Any], Batch]
 
 
 def read_rows(arrays: Arrays, positions: jax.Array) -> Batch:
@@ -59,7 +59,8 @@ def read_at(
     """
     count = len(positions)
     room = 1 << (count - 1).bit_length()
-    batch = _compiled(reader(features))(arrays, np.pad(positions, (0, room - count), mode="edge"))
+    padded = np.pad(positions, (0, room - count), mode="edge")
+    batch = _compiled(reader(features))(arrays, padded)
     x, y = (np.asarray(part)[:count] for part in batch)
     return x, y
 

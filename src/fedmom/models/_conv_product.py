@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedmom.core.kernels import kernel
 from fedmom.core.types import Params
-from fedmom.models._kernels import kernel
 from fedmom.models._pooling import (
     BELOW,
     BESIDE,
