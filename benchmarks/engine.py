@@ -128,7 +128,9 @@ def run(peer: Peer, cell: Cell, rounds: int, extra: dict[str, str]) -> dict[str,
     command = [str(python_of(peer)), str(HERE / "peers" / peer.script), "--work", cell.work]
     command += ["--clients-per-round", str(cell.clients), "--rounds", str(rounds)]
     command += peer.options
+    # Bytecode is kept, as it is of every installed package: ours runs from its sources here.
     dropped = ("BENCHMARK_BEGAN", "JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "XLA_FLAGS")
+    dropped += ("PYTHONDONTWRITEBYTECODE",)
     environment = {k: v for k, v in os.environ.items() if k not in dropped} | extra
     # Files, not pipes: what a peer leaves running would hold a pipe open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -53,6 +53,26 @@ def test_public_names_have_arguments_returns_and_an_example(name):
     assert expected <= documented, expected - documented
 
 
+METHODS = {
+    f"{name}.{method}": function
+    for name, value in PUBLIC.items()
+    if isinstance(value, type)
+    for method, function in inspect.getmembers(value, inspect.isfunction)
+    if not method.startswith("_") and function.__module__.startswith("fedmom.")
+    # What every runtime has is documented once, with Runtime.
+    if value is not fedmom.LocalRuntime or not hasattr(fedmom.Runtime, method)
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_public_methods_have_arguments_and_returns(name):
+    signature, text = inspect.signature(METHODS[name]), inspect.getdoc(METHODS[name])
+    documented = {line.strip().partition(":")[0].lstrip("*") for line in text.splitlines()}
+    assert {p for p in signature.parameters if p != "self"} <= documented
+    if signature.return_annotation not in (None, "None", inspect.Signature.empty):
+        assert any(word in text for word in ("Return", "Yields:"))
+
+
 def arguments_of_class(value):
     """The parameters of a class, where it has any of its own."""
     if issubclass(value, Exception) or getattr(value, "_is_protocol", False):

@@ -21,8 +21,8 @@ from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.runtimes.base import Workload
-from fedmom.runtimes.cluster import connect, handover, pool
-from fedmom.runtimes.cluster.host import Host
+from fedmom.runtimes.cluster import actor_pool, connect, handover
+from fedmom.runtimes.cluster.actor import ClientActor
 from fedmom.runtimes.cluster.runtime import ray
 from fedmom.runtimes.local import local
 from tests.conftest import population
@@ -400,7 +400,7 @@ def test_an_actors_error_is_one_line_with_its_traceback_as_a_note(on_ray, data):
         runtime.cancel()
 
 
-class _Broken(Host):
+class _Broken(ClientActor):
     """An actor that cannot be made, as where a package is missing."""
 
     def __init__(self, _cpus):
@@ -410,10 +410,10 @@ class _Broken(Host):
 def test_actors_that_cannot_start_are_told_of_at_once(data, model, monkeypatch):
     """Not tried again and again: the reason is the user's to mend."""
     connect.package()
-    for other in pool._POOLS.values():  # actors of earlier tests, which have all cores
+    for other in actor_pool._POOLS.values():  # actors of earlier tests, which have all cores
         other.end()
-    monkeypatch.setattr(pool, "Host", _Broken)
-    monkeypatch.setattr(pool, "_POOLS", {})
+    monkeypatch.setattr(actor_pool, "ClientActor", _Broken)
+    monkeypatch.setattr(actor_pool, "_POOLS", {})
     runtime = ray(Workload(data, model, WORK, None), actors=1)
     try:
         with pytest.raises(FedMomError, match=r"No module named 'fedmom'\).*same versions"):

@@ -20,7 +20,7 @@ import pytest
 import fedmom
 from fedmom.core.errors import FedMomError
 from fedmom.runtimes.base import Workload
-from fedmom.runtimes.cluster import connect, crew
+from fedmom.runtimes.cluster import connect, run_actors
 from fedmom.runtimes.cluster.runtime import ray
 from fedmom.runtimes.local import local
 from tests.conftest import population
@@ -169,7 +169,7 @@ def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
 
 
 def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(run_actors, "LOOK_EVERY", 0.0)
     workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=1_000))
     start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 5}
     runtime = ray(workload, sums=True)

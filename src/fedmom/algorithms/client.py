@@ -84,7 +84,15 @@ class LocalWork:
         return self.batches == "shuffled" or (self.batches is None and self.epochs is not None)
 
     def count(self, round_: int, samples: int) -> int:
-        """Return H, the local steps of a client with so many samples in a round."""
+        """Return H, a client's local steps in a round.
+
+        Args:
+            round_: Rounds done before it.
+            samples: n_k.
+
+        Returns:
+            1 or more.
+        """
         if self.steps is not None:
             return max(1, round(schedules.at(self.steps, round_)))
         assert self.epochs is not None

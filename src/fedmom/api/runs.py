@@ -124,10 +124,13 @@ class Run:
         return _image([Group(self.experiment.config.algorithm, [self.result])])
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about the run; return its path.
+        """Write the page about the run.
 
         Args:
             out: The page's file; by default report.html in the run's folder.
+
+        Returns:
+            The page's file.
         """
         return write_report([self.path], Path(out) if out else self.path / "report.html")
 
@@ -244,10 +247,13 @@ class Runs(Mapping[str, Run]):
         return _image(as_groups({name: run.result for name, run in self.items()}))
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about the runs; return its path.
+        """Write the page about the runs.
 
         Args:
             out: The page's file; by default report.html in the runs' folder.
+
+        Returns:
+            The page's file.
         """
         return write_report([self.path], Path(out) if out else self.path / "report.html")
 

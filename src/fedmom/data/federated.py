@@ -135,7 +135,14 @@ classes>
         return len(self.users)
 
     def split(self, name: str) -> Split:
-        """Return the split called ``train`` or ``test``."""
+        """Return a split.
+
+        Args:
+            name: ``train`` or ``test``.
+
+        Returns:
+            Where each client's samples of the split are.
+        """
         return self.train if name == "train" else self.test
 
 

@@ -74,7 +74,15 @@ class Model(NamedTuple):
     state: StateChoice | None = None
 
     def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the loss of every sample; refuse a loss that is a mean over the batch."""
+        """Return the loss of every sample; refuse a loss that is a mean over the batch.
+
+        Args:
+            outputs: The model's outputs, one row per sample.
+            labels: The samples' labels.
+
+        Returns:
+            One number per sample.
+        """
         found = self.loss(outputs, labels)
         if found.shape != labels.shape[:1]:
             raise FedMomError(

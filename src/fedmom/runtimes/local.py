@@ -125,7 +125,16 @@ class LocalRuntime:
                 yield Block(clients, update, samples, metrics, question.round)
 
     def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> list[int]:
-        """Return how many clients each block of replies to a question will hold."""
+        """Return how many clients each block of replies will hold, so that sums compile early.
+
+        Args:
+            round_: The round.
+            clients: Who would be asked.
+            broadcast: What they would receive.
+
+        Returns:
+            The sizes, in the order of the replies.
+        """
         tasks = [self._task(round_, client) for client in clients.tolist()]
         return [len(part) for part in self._plan(broadcast, tasks)[1]]
 
@@ -147,7 +156,14 @@ class LocalRuntime:
     ) -> Scores:
         """Evaluate a model on the clients' samples, with their own models if they have any.
 
-        ``part`` are some clients of the scorer's plan, where others are evaluated elsewhere.
+        Args:
+            params: The model's parameters.
+            split: ``train`` or ``test``.
+            budget: How many samples to evaluate at most; None: all.
+            part: Some of the clients that are evaluated, where the others are elsewhere.
+
+        Returns:
+            Sums per client.
         """
         personal = self._client.personal
         if personal is None:

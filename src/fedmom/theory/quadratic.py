@@ -82,7 +82,11 @@ class QuadraticClients:
         return np.asarray(pulls / self.mean_curvature)
 
     def excess(self, w: ArrayLike) -> float:
-        """Return f(w) - f(w*)."""
+        """Return f(w) - f(w*).
+
+        Args:
+            w: The model, one number per coordinate.
+        """
         away = np.asarray(w, float) - self.minimizer
         return float(self.mean_curvature @ away**2 / 2)
 
@@ -132,13 +136,21 @@ class Plan:
             )
 
     def eta(self, clients: int) -> float:
-        """Return η for so many clients."""
+        """Return η.
+
+        Args:
+            clients: K.
+        """
         if self.server_lr is not None:
             return self.server_lr
         return clients / self.per_round if self.weighting == "population" else 1.0
 
     def rates(self, rounds: int) -> Array:
-        """Return γ_t / γ_0 of every round."""
+        """Return γ_t / γ_0 of every round.
+
+        Args:
+            rounds: T.
+        """
         if self.decay == "constant":
             return np.ones(rounds)
         return (1 + np.cos(np.pi * np.arange(rounds) / rounds)) / 2

@@ -70,7 +70,15 @@ class Metrics:
         return f"Metrics({', '.join(texts)}, clients={self.clients}, samples={self.samples})"
 
     def row(self, round_: int, split: str) -> dict[str, Any]:
-        """Return the line of ``evals.jsonl``."""
+        """Return the line of ``evals.jsonl``.
+
+        Args:
+            round_: Rounds done.
+            split: ``train`` or ``test``.
+
+        Returns:
+            What is written, by name.
+        """
         counts = {"clients": self.clients, "samples": self.samples}
         lower = {LOWER_IS_BETTER: list(self.lower_is_better)} if self.lower_is_better else {}
         return {"round": round_, "split": split, "loss": self.loss, **self.values, **counts} | lower

@@ -16,11 +16,11 @@ from fedmom.core.types import Params
 from fedmom.runtimes import questions
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot, Workload
 from fedmom.runtimes.cluster import connect, handover
+from fedmom.runtimes.cluster.actor import ActorReply, Job
+from fedmom.runtimes.cluster.actor_pool import pool_of
 from fedmom.runtimes.cluster.balance import Speed, deal
-from fedmom.runtimes.cluster.crew import Crew, Member
 from fedmom.runtimes.cluster.errors import losses, unwrapped
-from fedmom.runtimes.cluster.host import ActorReply, Job
-from fedmom.runtimes.cluster.pool import pool_of
+from fedmom.runtimes.cluster.run_actors import RunActor, RunActors
 from fedmom.runtimes.questions import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
 from fedmom.runtimes.states import ClientStates
@@ -34,7 +34,7 @@ TRIES = 3  # actors that an evaluation may lose
 class _Sent:
     """A job that an actor has."""
 
-    member: Member
+    actor: RunActor
     question: Question
     clients: list[int]
     broadcast: Any  # its reference
@@ -93,7 +93,7 @@ class RayRuntime:
         self._on_loss = on_loss
         program = handover.program_of(workload, sums=sums)
         self._sums = program.rule is not None
-        self._crew = Crew(
+        self._actors = RunActors(
             self._ray,
             pool_of(self._ray, cpus),
             uuid.uuid4().hex,
@@ -104,7 +104,7 @@ class RayRuntime:
         )
         self._plans = Scorer(workload.model, workload.data, {})
         self._states = ClientStates(self._client)
-        self._homes: dict[int, Member] = {}  # of clients with a state: who has it as it counts
+        self._homes: dict[int, RunActor] = {}  # of clients with a state: who has it as it counts
         self._asked: list[Question] = []
         self._committed: list[Question] = []
         self._sent: dict[Any, _Sent] = {}
@@ -137,8 +137,8 @@ class RayRuntime:
 
     def actors(self) -> list[tuple[str, int]]:
         """Return the node and the process of every actor that can work now."""
-        members = self._crew.ready()
-        return self._ray.get([member.actor.handle.process.remote() for member in members])
+        actors = self._actors.ready()
+        return self._ray.get([actor.handle.process.remote() for actor in actors])
 
     @property
     def splits(self) -> Sequence[str]:
@@ -149,13 +149,13 @@ class RayRuntime:
         """Let the actors evaluate a model, each on some of the clients."""
         plan = self._plans.plan(split, budget)
         sent = self._put(params)
-        left = plan.parts(len(self._crew.ready()))
+        left = plan.parts(len(self._actors.ready()))
         done: dict[ClientRange, Scores] = {}
         for _ in range(TRIES):
-            members = itertools.cycle(self._crew.ready())
+            actors = itertools.cycle(self._actors.ready())
             asked = [
-                (part, member, self._evaluate(member, sent, (split, budget, part)))
-                for part, member in zip(left, members, strict=False)
+                (part, actor, self._evaluate(actor, sent, (split, budget, part)))
+                for part, actor in zip(left, actors, strict=False)
             ]
             done |= {part: scores for part, *at in asked if (scores := self._got(*at)) is not None}
             left = [part for part in left if part not in done]
@@ -184,7 +184,7 @@ class RayRuntime:
     def close(self) -> None:
         """Let the actors forget this run. They stay, for the next one of this process."""
         self.cancel()
-        self._crew.close()
+        self._actors.close()
 
     def _send(self, question: Question) -> None:
         self._asked.append(question)
@@ -198,18 +198,18 @@ class RayRuntime:
     def _share_out(
         self, question: Question, clients: list[int], broadcast: Any, *, is_again: bool
     ) -> None:
-        members = self._crew.ready()
+        actors = self._actors.ready()
         costs = np.array([self._cost(question.round, client) for client in clients])
-        places = {member: place for place, member in enumerate(members)}
+        places = {actor: place for place, actor in enumerate(actors)}
         homes = [places.get(self._homes[c]) if c in self._homes else None for c in clients]
-        speeds = Speed.compared([member.speed for member in members])
-        for member, share in zip(members, deal(costs, speeds, homes), strict=True):
+        speeds = Speed.compared([actor.speed for actor in actors])
+        for actor, share in zip(actors, deal(costs, speeds, homes), strict=True):
             size = len(share) if self._sums else ROWS
             for first in range(0, len(share), size or 1):
                 part = share[first : first + size]
                 self._submit(
                     _Sent(
-                        member,
+                        actor,
                         question,
                         [clients[place] for place in part],
                         broadcast,
@@ -224,10 +224,10 @@ class RayRuntime:
         return float(self._work.count(round_, size) * (self._work.batch_size or size))
 
     def _submit(self, sent: _Sent) -> None:
-        foreign = [c for c in sent.clients if self._homes.pop(c, None) is not sent.member]
+        foreign = [c for c in sent.clients if self._homes.pop(c, None) is not sent.actor]
         job = Job(sent.question.round, sent.clients, foreign, self._states.tensors_of(foreign))
-        run = sent.member.actor.handle.run
-        self._sent[run.remote(self._crew.run, job, sent.broadcast)] = sent
+        run = sent.actor.handle.run
+        self._sent[run.remote(self._actors.run, job, sent.broadcast)] = sent
 
     def _receive(self, timeout: float | None) -> bool:
         """Wait for the next job that is done; tell whether one came in time."""
@@ -241,7 +241,7 @@ class RayRuntime:
             except self._ray.exceptions.RayTaskError as error:
                 raise unwrapped(error) from None
             else:
-                sent.member.speed.note(sent.cost, reply.seconds)
+                sent.actor.speed.note(sent.cost, reply.seconds)
                 self._arrived += [_Arrived(sent, block, reply.states) for block in reply.blocks]
         return bool(done)
 
@@ -255,12 +255,12 @@ class RayRuntime:
             self._asked.remove(question)
         if states:
             self._states.take(_of_clients(states, names), question.broadcast)
-            self._homes |= dict.fromkeys(names, sent.member)
+            self._homes |= dict.fromkeys(names, sent.actor)
         return answer
 
     def _lost(self, sent: _Sent) -> None:
         """Go on without an actor: ask its clients again, or count them as failed."""
-        self._crew.lose(sent.member)
+        self._actors.lose(sent.actor)
         if self._on_loss == "redo" and not sent.is_again:
             self._share_out(sent.question, sent.clients, sent.broadcast, is_again=True)
             return
@@ -271,21 +271,21 @@ class RayRuntime:
         ]
 
     def _evaluate(
-        self, member: Member, params: Any, where: tuple[str, int | None, ClientRange]
+        self, actor: RunActor, params: Any, where: tuple[str, int | None, ClientRange]
     ) -> Any:
         clients: list[int] = []
         if self._client.personal is not None:
             split, budget, (first, last) = where
             clients = self._plans.plan(split, budget).clients[first:last].tolist()
         states = self._states.tensors_of(clients)
-        return member.actor.handle.evaluate.remote(self._crew.run, params, where, clients, states)
+        return actor.handle.evaluate.remote(self._actors.run, params, where, clients, states)
 
-    def _got(self, member: Member, ref: Any) -> Scores | None:
+    def _got(self, actor: RunActor, ref: Any) -> Scores | None:
         """Return scores; None if their actor was lost."""
         try:
             scores: Scores = self._ray.get(ref)
         except losses():
-            self._crew.lose(member)
+            self._actors.lose(actor)
             return None
         except self._ray.exceptions.RayTaskError as error:
             raise unwrapped(error) from None

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from fedmom.algorithms.base import Algorithm, Rule, norms
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Scores
+from fedmom.runtimes.cluster.actor import Job
 from fedmom.runtimes.cluster.handover import Program, Store, loaded, opened
-from fedmom.runtimes.cluster.host import Job
 from fedmom.runtimes.local import LocalRuntime
 
 _norms = jax.jit(norms)
 AT_ONCE = 8  # blocks that are added up in one call, which costs Python more than XLA
 
 
-class Site:
+class Worker:
     """A local runtime, and the sum of what its clients send."""
 
     def __init__(self, program: Program, data: Any, workers: int) -> None:
@@ -39,7 +39,7 @@ class Site:
         )
 
     @classmethod
-    def opened(cls, program: bytes, data: Any, workers: int) -> "Site | None":
+    def opened(cls, program: bytes, data: Any, workers: int) -> "Worker | None":
         """Get ready; None where the data is a store that is not on this machine."""
         found = opened(data) if isinstance(data, Store) else data
         return None if found is None else cls(loaded(program), found, workers)

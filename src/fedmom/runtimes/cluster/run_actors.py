@@ -6,26 +6,26 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import waiting
 from fedmom.data.federated import FederatedData
+from fedmom.runtimes.cluster.actor_pool import ActorPool, PooledActor
 from fedmom.runtimes.cluster.balance import Speed
 from fedmom.runtimes.cluster.errors import losses, unwrapped
 from fedmom.runtimes.cluster.handover import Store
-from fedmom.runtimes.cluster.pool import Actor, Pool
 
 ALL_WITHIN = 30.0  # seconds to wait for all actors, once one is ready
 ONE_WITHIN = 180.0  # seconds to wait for the first
 LOOK_EVERY = 2.0  # seconds between looks for machines that have joined
 
 
-class Member:
+class RunActor:
     """An actor of the run; ``opened`` tells when it has the data and the program."""
 
-    def __init__(self, actor: Actor, opened: Any) -> None:
-        self.actor, self.opened = actor, opened
+    def __init__(self, pooled: PooledActor, opened: Any) -> None:
+        self.pooled, self.handle, self.opened = pooled, pooled.handle, opened
         self.is_ready = False
         self.speed = Speed()
 
 
-class Crew:
+class RunActors:
     """Finds actors for a run and hands them its data and program.
 
     Args:
@@ -41,7 +41,7 @@ class Crew:
     def __init__(
         self,
         ray: Any,
-        pool: Pool,
+        pool: ActorPool,
         run: str,
         program: bytes,
         store: Store | None,
@@ -52,7 +52,7 @@ class Crew:
         self._program = ray.put(program)
         self._store, self._data, self._put = store, data, None
         self._wanted = actors
-        self._members: list[Member] = []
+        self._actors: list[RunActor] = []
         self._looked = -LOOK_EVERY
         self._is_settled = False  # whether all actors that were wanted have had their time
         if actors is not None and actors > pool.capacity():
@@ -62,8 +62,8 @@ class Crew:
             )
         self._look()
 
-    def ready(self) -> list[Member]:
-        """Return the members that can work now; waits for the first, and a while for all."""
+    def ready(self) -> list[RunActor]:
+        """Return the actors that can work now; waits for the first, and a while for all."""
         if time.monotonic() - self._looked >= LOOK_EVERY:
             self._look()
         self._settle(0.0)
@@ -76,7 +76,7 @@ class Crew:
     def _wait(self) -> None:
         """Wait for all actors; after a while, for one."""
         began = time.monotonic()
-        while not self._members or not all(member.is_ready for member in self._members):
+        while not self._actors or not all(one.is_ready for one in self._actors):
             waited = time.monotonic() - began
             if waited > ALL_WITHIN and self._now():
                 return
@@ -88,35 +88,35 @@ class Crew:
             self._settle(0.5)
             self._look()
 
-    def lose(self, member: Member) -> None:
+    def lose(self, one: RunActor) -> None:
         """Go on without an actor that has died, and start another one."""
-        if member in self._members:
-            self._members.remove(member)
-            self._pool.lose(member.actor)
+        if one in self._actors:
+            self._actors.remove(one)
+            self._pool.lose(one.pooled)
             self._look()
 
     def close(self) -> None:
         """Let the actors forget the run."""
-        for member in self._members:
-            if member.is_ready:
-                member.actor.handle.close.remote(self.run)
-            self._pool.release(member.actor)
-        self._members = []
+        for one in self._actors:
+            if one.is_ready:
+                one.handle.close.remote(self.run)
+            self._pool.release(one.pooled)
+        self._actors = []
 
-    def _now(self) -> list[Member]:
-        return [member for member in self._members if member.is_ready]
+    def _now(self) -> list[RunActor]:
+        return [one for one in self._actors if one.is_ready]
 
     def _look(self) -> None:
         """Take what the cluster has to offer by now."""
         self._looked = time.monotonic()
-        for member in [m for m in self._members if m.actor.is_lost]:
-            self._members.remove(member)
+        for one in [m for m in self._actors if m.pooled.is_lost]:
+            self._actors.remove(one)
         wanted = self._pool.capacity() if self._wanted is None else self._wanted
-        had = {member.actor for member in self._members}
+        had = {one.pooled for one in self._actors}
         for actor in self._pool.take(wanted - len(had), had) if wanted > len(had) else []:
-            self._members.append(Member(actor, self._open(actor, self._store or self._whole())))
+            self._actors.append(RunActor(actor, self._open(actor, self._store or self._whole())))
 
-    def _open(self, actor: Actor, data: Any) -> Any:
+    def _open(self, actor: PooledActor, data: Any) -> Any:
         return actor.handle.open.remote(self.run, self._program, data)
 
     def _whole(self) -> Any:
@@ -125,21 +125,21 @@ class Crew:
         return self._put
 
     def _settle(self, timeout: float) -> None:
-        """Note which members have become ready, or have died on the way."""
-        starting = {m.opened: m for m in self._members if not m.is_ready}
+        """Note which actors have become ready, or have died on the way."""
+        starting = {m.opened: m for m in self._actors if not m.is_ready}
         if not starting:
             return
         done, _ = self._ray.wait(list(starting), num_returns=len(starting), timeout=timeout)
         for ref in done:
-            member = starting[ref]
+            one = starting[ref]
             try:
                 if self._ray.get(ref):
-                    member.is_ready = True
+                    one.is_ready = True
                 else:  # its machine does not have the store
-                    member.opened = self._open(member.actor, self._whole())
+                    one.opened = self._open(one.pooled, self._whole())
             except losses() as error:
                 self._check_start(error)
-                self.lose(member)
+                self.lose(one)
             except self._ray.exceptions.RayTaskError as error:
                 raise unwrapped(error) from None
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.runtimes.cluster import connect
-from fedmom.runtimes.cluster.host import Host
+from fedmom.runtimes.cluster.actor import ClientActor
 
 
-class Actor:
+class PooledActor:
     """A process of the cluster; ``runs`` is how many runs it works for."""
 
     def __init__(self, handle: Any) -> None:
@@ -18,7 +18,7 @@ class Actor:
         self.is_lost = False
 
 
-class Pool:
+class ActorPool:
     """Actors with so many CPUs each, on the cluster that this process is connected to."""
 
     def __init__(self, ray: Any, cpus: int) -> None:
@@ -26,27 +26,27 @@ class Pool:
         # Where Ray keeps the order of calls, an actor waits half a minute for a call that was
         # cancelled before it was sent. No call here depends on one that has not ended.
         options = {"max_restarts": 0, "allow_out_of_order_execution": True}
-        self._host = ray.remote(num_cpus=cpus, **options)(Host)
-        self._actors: list[Actor] = []
+        self._class = ray.remote(num_cpus=cpus, **options)(ClientActor)
+        self._actors: list[PooledActor] = []
         self._lock = threading.Lock()
 
     def capacity(self) -> int:
         """Return how many actors the cluster has room for, if it has nothing else to do."""
         return connect.room(self._ray, self._cpus)
 
-    def take(self, count: int, had: Set[Actor]) -> list[Actor]:
+    def take(self, count: int, had: Set[PooledActor]) -> list[PooledActor]:
         """Return so many actors besides those that a run has: idle, new, or the least busy."""
         with self._lock:
             room = self.capacity() - len(self._actors)
             idle = sum(not actor.runs for actor in self._others(had))
             for _ in range(min(room, count - idle)):
-                self._actors.append(Actor(self._host.remote(self._cpus)))
+                self._actors.append(PooledActor(self._class.remote(self._cpus)))
             chosen = sorted(self._others(had), key=lambda actor: actor.runs)[:count]
             for actor in chosen:
                 actor.runs += 1
             return chosen
 
-    def lose(self, actor: Actor) -> None:
+    def lose(self, actor: PooledActor) -> None:
         """Note that an actor has died, or may as well have."""
         with self._lock:
             if not actor.is_lost:
@@ -54,7 +54,7 @@ class Pool:
                 self._actors.remove(actor)
                 self._ray.kill(actor.handle)
 
-    def release(self, actor: Actor) -> None:
+    def release(self, actor: PooledActor) -> None:
         """Note that a run no longer needs an actor."""
         with self._lock:
             actor.runs -= 1
@@ -64,15 +64,15 @@ class Pool:
         for actor in list(self._actors):
             self.lose(actor)
 
-    def _others(self, had: Set[Actor]) -> list[Actor]:
+    def _others(self, had: Set[PooledActor]) -> list[PooledActor]:
         return [actor for actor in self._actors if actor not in had]
 
 
-_POOLS: dict[tuple[str, int], Pool] = {}
+_POOLS: dict[tuple[str, int], ActorPool] = {}
 _LOCK = threading.Lock()
 
 
-def pool_of(ray: Any, cpus: int) -> Pool:
+def pool_of(ray: Any, cpus: int) -> ActorPool:
     """Return the pool of actors with so many CPUs; idle ones of another size make room."""
     context = ray.get_runtime_context()
     session = f"{context.get_session_name()} {context.get_job_id()}"
@@ -82,7 +82,7 @@ def pool_of(ray: Any, cpus: int) -> Pool:
                 del _POOLS[other, size]  # Ray was shut down since, and they with it
             elif size != cpus and not any(actor.runs for actor in pool._actors):
                 pool.end()
-        pool = _POOLS.setdefault((session, cpus), Pool(ray, cpus))
+        pool = _POOLS.setdefault((session, cpus), ActorPool(ray, cpus))
     if not pool.capacity():
         raise FedMomError(
             f"No actor of {cpus} CPUs fits the Ray cluster, whose largest machine has"

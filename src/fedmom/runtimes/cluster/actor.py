@@ -29,7 +29,7 @@ class ActorReply(NamedTuple):
     seconds: float
 
 
-class Host:
+class ClientActor:
     """Works for the clients of one run or several, one job after another.
 
     Args:
@@ -39,7 +39,7 @@ class Host:
     def __init__(self, cpus: int) -> None:
         _limit_threads(cpus)
         self._cpus = cpus
-        self._sites: dict[str, Any] = {}
+        self._workers: dict[str, Any] = {}
 
     def process(self) -> tuple[str, int]:
         """Return the node and the number of this process."""
@@ -49,12 +49,12 @@ class Host:
 
     def open(self, run: str, program: bytes, data: Any) -> bool:
         """Get ready for a run; False: the data is a store that is not on this machine."""
-        from fedmom.runtimes.cluster.site import Site
+        from fedmom.runtimes.cluster.worker import Worker
 
-        site = Site.opened(program, data, self._cpus)
-        if site is not None:
-            self._sites[run] = site
-        return site is not None
+        worker = Worker.opened(program, data, self._cpus)
+        if worker is not None:
+            self._workers[run] = worker
+        return worker is not None
 
     def run(self, run: str, job: Job, broadcast: Any) -> ActorReply:
         """Work for clients; ends early if the job is cancelled."""
@@ -62,7 +62,7 @@ class Host:
 
         began = time.perf_counter()
         cancelled = ray.get_runtime_context().is_canceled
-        blocks, states = self._sites[run].run(job, broadcast, cancelled)
+        blocks, states = self._workers[run].run(job, broadcast, cancelled)
         return ActorReply(blocks, states, time.perf_counter() - began)
 
     def evaluate(
@@ -74,13 +74,13 @@ class Host:
         states: dict[str, Any],
     ) -> Any:
         """Evaluate a model on some clients; ``where`` is the split, the budget and the part."""
-        return self._sites[run].evaluate(params, where, foreign, states)
+        return self._workers[run].evaluate(params, where, foreign, states)
 
     def close(self, run: str) -> None:
         """Forget a run."""
-        site = self._sites.pop(run, None)
-        if site is not None:
-            site.close()
+        worker = self._workers.pop(run, None)
+        if worker is not None:
+            worker.close()
 
 
 def _limit_threads(cpus: int) -> None:
