@@ -1,5 +1,6 @@
 """Shared by all tests: small populations, a cache of compiled programs, a machine left as it is."""
 
+import dataclasses
 import gc
 import hashlib
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 ROOT = Path(__file__).resolve().parents[1]
+ROWS = 256  # a population's length is a multiple of it
 SHARED = ROOT.parent / "shared" / "data"  # real data, where it is at hand
 
 
@@ -46,6 +48,7 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from fedmom import from_arrays  # noqa: E402
+from fedmom.data.federated import aligned  # noqa: E402
 
 # Compilation makes first examples slow; nothing here is about time.
 settings.register_profile("fedmom", deadline=None, max_examples=25, derandomize=True)
@@ -117,4 +120,8 @@ def population(sizes, dimension=4, classes=3, seed=0, test_sizes=None):
     x = rng.normal(size=(len(ids), dimension)).astype(np.float32)
     y = rng.integers(0, classes, len(ids))
     y[:classes] = np.arange(classes)
-    return from_arrays(x, y, ids, is_test=is_test)
+    data = from_arrays(x, y, ids, is_test=is_test)
+    # Rows of nobody behind them: populations of one length share their compiled programs.
+    room = -(-len(ids) // ROWS) * ROWS
+    arrays = {n: aligned(np.resize(a, (room, *a.shape[1:]))) for n, a in data.arrays.items()}
+    return dataclasses.replace(data, arrays=arrays)

@@ -33,7 +33,7 @@ def documented_draws(round_, full):
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg", "fedmom"])
 def test_the_package_equals_the_paper_by_hand(name):
     data = population(SIZES)
-    x, y = data.arrays["x"], data.arrays["y"]
+    x, y = (data.arrays[name][: sum(SIZES)] for name in "xy")
     eta = len(SIZES) / M
     full = name == "fedsgd"
     server = fedmom.fedmom(eta, 0.9) if name == "fedmom" else fedmom.fedavg(eta)

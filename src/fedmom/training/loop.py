@@ -103,7 +103,10 @@ def start(model: Model, algorithm: Algorithm, seed: int = 0) -> State:
     """
     # Bound to its device like what comes out of a round, or the second round compiles again.
     params = jax.device_put(model.init(init_key(seed)), jax.devices()[0])
-    return State(0, params, jax.jit(server_of(algorithm, params).init)(params))
+    init = server_of(algorithm, params).init
+    # Nothing to compile for a server that keeps no numbers, such as FedAvg's.
+    has_numbers = bool(jax.tree.leaves(jax.eval_shape(init, params)))
+    return State(0, params, (jax.jit(init) if has_numbers else init)(params))
 
 
 def model_of(algorithm: Algorithm, state: State) -> Params:
