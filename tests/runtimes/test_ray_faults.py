@@ -31,6 +31,59 @@ WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
 CLIENTS = 10
 
 
+def wait_for(true, seconds=120):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+RUN = [
+    *("run", "--data", "synthetic:clients=20", "--rounds", "60", "--clients-per-round", "6"),
+    *("--lr", "0.01", "--eval-every", "30"),
+]
+
+
+def fedmom_command(*words):
+    return started([sys.executable, "-c", "from fedmom.cli.main import main; main()", *words])
+
+
+def ends_well(*words):
+    with fedmom_command(*words) as process:
+        return process.wait(300) == 0
+
+
+@pytest.fixture(scope="session")
+def orphans():
+    """Processes whose driver was killed: at the end of the session they have ended, all of them."""
+    processes = []
+    yield processes
+    wait_for(lambda: not any(map(is_alive, processes)))
+
+
+def test_a_killed_driver_goes_on_from_its_checkpoint(tmp_path, orphans):
+    """Killed at a moment of the machine's choice; its Ray goes with it, within about a minute."""
+    folder, log = tmp_path / "run", tmp_path / "run" / "rounds.jsonl"
+    with fedmom_command(*RUN, "--runtime", "ray", "--out", str(folder)) as driver:
+        wait_for(lambda: log.exists() and len(log.read_bytes().splitlines()) > 10)
+        orphans += below(driver.pid)
+        driver.kill()
+        driver.wait()
+        before = log.read_bytes().splitlines()
+    assert orphans  # Ray's processes, among them the actors
+    assert len(before) < 60
+    assert ends_well("resume", str(folder))
+    assert ends_well(*RUN, "--out", str(tmp_path / "local"))
+    ours, theirs = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("run", "local")
+    )
+    assert [row["round"] for row in ours] == list(range(1, 61))
+    for row, other in zip(ours, theirs, strict=True):
+        assert (row["cohort"], row["replies"]) == (other["cohort"], 6)
+        np.testing.assert_allclose(row["train_loss"], other["train_loss"], rtol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of one CPU each, and this process as the driver."""
@@ -196,49 +249,3 @@ def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, mo
         assert (record.replies, record.rejected) == (CLIENTS, ())
         close(state.params, expected.params)
     assert done == [5.0] * CLIENTS
-
-
-def wait_for(true, seconds=120):
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.2)
-
-
-RUN = [
-    *("run", "--data", "synthetic:clients=20", "--rounds", "60", "--clients-per-round", "6"),
-    *("--lr", "0.01", "--eval-every", "30"),
-]
-
-
-def fedmom_command(*words):
-    return started([sys.executable, "-c", "from fedmom.cli.main import main; main()", *words])
-
-
-def ends_well(*words):
-    with fedmom_command(*words) as process:
-        return process.wait(300) == 0
-
-
-def test_a_killed_driver_goes_on_from_its_checkpoint(tmp_path):
-    """Killed at a moment of the machine's choice; its Ray goes with it."""
-    folder, log = tmp_path / "run", tmp_path / "run" / "rounds.jsonl"
-    with fedmom_command(*RUN, "--runtime", "ray", "--out", str(folder)) as driver:
-        wait_for(lambda: log.exists() and len(log.read_bytes().splitlines()) > 10)
-        family = below(driver.pid)
-        driver.kill()
-        driver.wait()
-        before = log.read_bytes().splitlines()
-        wait_for(lambda: not any(map(is_alive, family)))
-    assert family  # Ray's processes, among them the actors
-    assert len(before) < 60
-    assert ends_well("resume", str(folder))
-    assert ends_well(*RUN, "--out", str(tmp_path / "local"))
-    ours, theirs = (
-        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
-        for name in ("run", "local")
-    )
-    assert [row["round"] for row in ours] == list(range(1, 61))
-    for row, other in zip(ours, theirs, strict=True):
-        assert (row["cohort"], row["replies"]) == (other["cohort"], 6)
-        np.testing.assert_allclose(row["train_loss"], other["train_loss"], rtol=1e-3)
