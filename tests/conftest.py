@@ -58,12 +58,10 @@ settings.load_profile("fedmom")
 # Files that take longest, the longest first, those that share a Ray together. Workers begin with
 # them: with one of them at the end, the others would wait.
 LONG = (
-    ("deploy/test_deployment.py",),
-    ("test_docs.py",),
+    ("deploy/test_deployment.py", "reproduction/test_make.py"),
+    ("test_docs.py", "golden/test_folders.py", "test_site.py"),
     ("runtimes/test_ray.py", "runtimes/test_ray_faults.py", "runtimes/test_contract.py"),
-    ("hostile/test_kills.py", "cli/test_run.py"),
-    ("golden/test_folders.py", "test_site.py"),
-    ("reproduction/test_make.py", "api/test_objects.py"),
+    ("hostile/test_kills.py", "cli/test_run.py", "api/test_objects.py"),
 )
 
 

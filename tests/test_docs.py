@@ -41,7 +41,10 @@ def blocks(language):
 
 def commands():
     """The pages' blocks of fedmom commands; setting up is what .ci/run does."""
-    return [b for b in blocks("sh") if b.values[0].startswith("fedmom")]
+    for block in blocks("sh"):
+        if block.values[0].startswith("fedmom"):
+            marks = () if block.id.startswith("README") else pytest.mark.thorough
+            yield pytest.param(*block.values, id=block.id, marks=marks)
 
 
 def prose(page):

@@ -25,6 +25,7 @@ from fedmom.reports import run_page
 from tests.cli.command import invoke
 from tests.deploy.field import DATA, Field
 
+pytestmark = pytest.mark.thorough
 WORK = {"lr": 0.01, "local-steps": 3, "seed": 5, "eval-samples": "all"}
 
 

@@ -104,6 +104,7 @@ def check(name, broken, whole):
     assert left(broken) == left(whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "kills"), [("run", 2), ("prepare", 1)])
 def test_a_few_kills_lose_nothing(name, kills, tmp_path):
     chain(name, tmp_path, kills, seed=0)

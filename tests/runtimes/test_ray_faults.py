@@ -27,6 +27,7 @@ from tests.conftest import population
 from tests.runtimes.ray_end import below, is_alive, ray_ended, started
 from tests.runtimes.scripted import Scripted
 
+pytestmark = pytest.mark.thorough
 WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
 CLIENTS = 10
 
