@@ -117,7 +117,7 @@ def workplace(datasets, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize("block", commands())
+@pytest.mark.parametrize("block", list(commands()))
 def test_commands_run(block):
     for line in block.splitlines():
         program, *words = shlex.split(line)
