@@ -120,6 +120,18 @@ def test_a_method_with_fewer_rounds_is_compared_over_them():
     assert max(row["round"] for row in found.a.runs[0].evals) == 9
 
 
+def test_a_method_that_ends_before_the_others_first_evaluation_is_left_out():
+    """It was a crash, after hours of training."""
+    short = [run.until(9) for run in method(0.7, 2.0, 3)]
+    short = [replace(r, config=r.config.model_copy(update={"rounds": 9})) for r in short]
+    late = [
+        replace(run, evals=[row for row in run.evals if not 0 < row["round"] < 12])
+        for run in method(0.8, 1.0, 3)
+    ]
+    assert {row["round"] for row in late[0].evals} == {0, *range(12, 20)}
+    assert duels([(contest(late, short), "fedmom", "fedavg")]) == []
+
+
 def findings_over_lr(**curves):
     """Findings that are of step sizes on FEMNIST only."""
     over_lr = {"FEMNIST": curves, "Shakespeare": {}}

@@ -8,6 +8,7 @@ from fedmom.reproduction.findings import Contest
 from fedmom.reproduction.measures import Measures, Values, measure
 from fedmom.reproduction.plan import NAMES
 
+Pair = tuple[str, str, str, Measures, Measures]  # where, two algorithms, and their measures
 COMPARED = ("accuracy", "loss", "area", "rounds")
 
 
@@ -67,9 +68,11 @@ def duels(pairs: Sequence[tuple[Contest, str, str]]) -> list[MeasuredDuel]:
     rounds that both methods have count, with a target of the two alone.
 
     Args:
-        pairs: Contests with two algorithms each; those that have not both are left out.
+        pairs: Contests with two algorithms each. Left out are those that have not both, or no
+            evaluation of both in these rounds.
     """
-    sides = [_sides(*pair) for pair in pairs if {pair[1], pair[2]} <= pair[0].entries.keys()]
+    there = [pair for pair in pairs if {pair[1], pair[2]} <= pair[0].entries.keys()]
+    sides = [side for pair in there if (side := _sides(*pair)) is not None]
     found = {name: _family(name, [(a, b) for *_, a, b in sides]) for name in COMPARED}
     return [
         MeasuredDuel(*side, found={name: found[name][place] for name in COMPARED})
@@ -88,7 +91,7 @@ def _family(name: str, pairs: Sequence[tuple[Measures, Measures]]) -> list[Measu
     ]
 
 
-def _sides(contest: Contest, ours: str, theirs: str) -> tuple[str, str, str, Measures, Measures]:
+def _sides(contest: Contest, ours: str, theirs: str) -> Pair | None:
     measured = [contest.entries[m].measures for m in (ours, theirs)]
     length = min(side.length for side in measured)
     where = contest.where
@@ -98,6 +101,9 @@ def _sides(contest: Contest, ours: str, theirs: str) -> tuple[str, str, str, Mea
         m: [run.until(length) for run in side.runs]
         for m, side in zip((ours, theirs), measured, strict=True)
     }
+    each = [run for side in runs.values() for run in side]
+    if not all(run.diverged or run.evals[-1]["round"] > 0 for run in each):
+        return None
     a, b = measure(runs).values()
     return where, ours, theirs, a, b
 
