@@ -1,5 +1,6 @@
 """The paper's figures, as charts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -266,22 +267,23 @@ def curve(label: str, runs: Sequence[Result], split: str, key: str) -> Line:
     """Return the mean over seeds with its band, as far as all seeds go."""
     curves = [dict(run.curve(split, key)) for run in runs]
     rounds = sorted(set.intersection(*(set(c) for c in curves)))
-    line = _banded(label, rounds, [[c[r] for c in curves] for r in rounds])
-    return _between_0_and_1(line) if key.startswith("accuracy") else line
-
-
-def _between_0_and_1(line: Line) -> Line:
-    """Cut a band where no accuracy can be: an interval of Student's t knows of no bounds."""
-    if line.low is None or line.high is None:
-        return line
-    low, high = [max(0.0, end) for end in line.low], [min(1.0, end) for end in line.high]
-    return replace(line, low=low, high=high)
+    most = 1.0 if key.startswith("accuracy") else math.inf
+    return _banded(label, rounds, [[c[r] for c in curves] for r in rounds], most=most)
 
 
 def _banded(
-    label: str, x: Sequence[float], columns: Sequence[Sequence[float]], *, markers: bool = False
+    label: str,
+    x: Sequence[float],
+    columns: Sequence[Sequence[float]],
+    *,
+    markers: bool = False,
+    most: float = math.inf,
 ) -> Line:
-    """Return a line of means over seeds; with enough seeds, between the ends of their intervals."""
+    """Return a line of means over seeds; with enough seeds, between the ends of their intervals.
+
+    The band is cut where no loss or accuracy can be, below 0 and above ``most``: an interval of
+    Student's t knows of no bounds.
+    """
     found = [interval(column) for column in columns]
     ends = [(f.low, f.high) for f in found if f.low is not None and f.high is not None]
     banded = len(ends) == len(found) and min(map(len, columns), default=0) >= FEWEST
@@ -289,7 +291,7 @@ def _banded(
         label,
         x,
         [f.mean for f in found],
-        [low for low, _ in ends] if banded else None,
-        [high for _, high in ends] if banded else None,
+        [max(0.0, low) for low, _ in ends] if banded else None,
+        [min(most, high) for _, high in ends] if banded else None,
         markers=markers,
     )
