@@ -63,7 +63,10 @@ def _in_this_process(request):
         pytest.skip("a device tells its errors by their name, and keeps its state")
 
 
-@pytest.fixture(params=RUNTIMES)
+MARKS = {"ray": pytest.mark.thorough}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in RUNTIMES])
 def make(request, data, model):
     """Make the runtime under test for an algorithm; all are closed at the end."""
     made = []

@@ -28,6 +28,7 @@ from fedmom.runtimes.local import local
 from tests.conftest import population
 from tests.runtimes.ray_end import ray_ended
 
+pytestmark = pytest.mark.thorough
 WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
 SIZES = [5, 9, 3, 14, 7, 6, 8, 4]
 
