@@ -14,8 +14,8 @@ _was_on = True
 def collector_paused() -> Iterator[None]:
     """Collect no garbage meanwhile, in all threads.
 
-    Imports and traced programs are many objects that stay, and to look through them again and
-    again takes about 0.1 s of a first round.
+    Imports and traced programs are many objects that stay, and looking through them again and
+    again takes up to 0.1 s of a start.
     """
     global _pauses, _was_on
     with _lock:
