@@ -126,11 +126,10 @@ def _own(
 
 
 def _over_lr(cache: Cache, scale: Scale, task: PaperTask) -> RunsByChoice:
-    seeds = task.seeds[: task.few]
-    return {
-        m: {lr: runs for lr in task.lrs if (runs := cache.results(scale.runs(task, m, lr, seeds)))}
-        for m in RIVALS
-    }
+    def ended(method: str, lr: float) -> list[Result]:
+        return cache.results(scale.runs(task, method, lr, task.seeds))
+
+    return {m: {lr: runs for lr in task.lrs if (runs := ended(m, lr))} for m in RIVALS}
 
 
 def _over_epochs(cache: Cache, scale: Scale) -> Mapping[str, RunsByChoice]:

@@ -47,7 +47,7 @@ class PaperTask:
     lrs: tuple[float, ...]  # γ over which FedAvg and FedMom are shown; none: not shown
     seeds: tuple[int, ...]  # of the runs that are reported
     tuning: tuple[int, ...]  # of the runs by which γ is chosen, and that are never reported
-    few: int  # how many of the seeds the runs over γ and over H have
+    few: int  # how many of the seeds the runs over H have
     fedsgd_share: float  # of the rounds that FedSGD runs for
     cost: float  # of a sample, relative to the other dataset: for the time that is left
 
@@ -277,7 +277,7 @@ def _fig5(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]
 
 def _fig6(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
     task = scale.femnist
-    seeds = task.seeds[: task.few][:most]
+    seeds, few = task.seeds[:most], task.seeds[: task.few][:most]
     searches = {m: scale.search(task, m, choose) for m in RIVALS}
     for method, search in searches.items():
         yield from search.configs()
@@ -286,7 +286,7 @@ def _fig6(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]
         for chosen in (choose(searches["fedavg"]), choose(search)):
             if chosen is not None:
                 for epochs in scale.epochs:
-                    yield from scale.runs(task, method, chosen, seeds, epochs=epochs)
+                    yield from scale.runs(task, method, chosen, few, epochs=epochs)
 
 
 def _beyond(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
