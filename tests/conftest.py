@@ -39,6 +39,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Modules and programs stay until the end: to look through them for garbage again and again took a
+# twentieth of the suite's time.
+gc.set_threshold(20_000, 20, 20)
+
 # A shell turns Ctrl-C off for what it runs with &, and processes that tests start would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -80,10 +84,6 @@ def pytest_collection_modifyitems(items):
         room = max(0, share - len(mine))
         items += [*mine, *rest[:room]]
         rest = rest[room:]
-    # Modules and programs stay until the end: to look through them for garbage again and again
-    # took a twentieth of the suite's time.
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
