@@ -95,11 +95,8 @@ def __getattr__(name: str) -> Any:
         return version("fedmom")
     if name not in _NAMES:
         raise AttributeError(f"module 'fedmom' has no attribute {name!r}")
-    from fedmom.core.garbage import collector_paused
-
     home, inside = _NAMES[name]
-    with collector_paused():
-        value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
+    value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
     globals()[name] = value
     return value
 

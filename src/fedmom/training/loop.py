@@ -1,6 +1,5 @@
 """The one round loop, shared by every method, every pace and every runtime."""
 
-import contextlib
 import math
 import threading
 import time
@@ -17,7 +16,6 @@ from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.model_state import forms_of, server_of
 from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
-from fedmom.core.garbage import collector_paused
 from fedmom.core.prng import init_key, stages_key
 from fedmom.core.types import Params
 from fedmom.models.base import Model
@@ -193,8 +191,7 @@ def train(
     following = rounds_of.draw(state.round)
     first = state.round
     while state.round < rounds:
-        with collector_paused() if state.round == first else contextlib.nullcontext():
-            state, record, following = rounds_of.play(state, following)
+        state, record, following = rounds_of.play(state, following)
         if commit:
             runtime.commit()
         if state.round == first + 1:  # by now all is compiled
