@@ -17,7 +17,7 @@ from fedmom.models.variables import Variables, on_trained, trained_of
 from fedmom.runtimes.base import Block
 from fedmom.training.admission import Admitted, culprit, finite_rows, norms_of
 
-SMALL = 2**16  # numbers of a leaf that is checked together with others: fewer kernels to compile
+SMALL = 2**16  # numbers of a leaf that is checked together with others
 AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
 
 
@@ -273,11 +273,18 @@ def _usable(params: Params, state: Any) -> jax.Array:
     A model whose squares are not has left the numbers, too: what clients make of it next is not
     finite, and they would be blamed for the server's step.
     """
-    checked = [x * x for x in _floats(params)] + _floats(state)
-    small = [jnp.ravel(x) for x in checked if x.size < SMALL]
-    joined = [jnp.concatenate(small)] if small else []
-    whole = [x for x in checked if x.size >= SMALL] + joined
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in whole]))
+    squares = [x * x for x in _joined(_floats(params))]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in squares + _joined(_floats(state))]))
+
+
+def _joined(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Return the leaves with the small ones of each dtype in one: fewer kernels to compile."""
+    small: dict[Any, list[jax.Array]] = {}
+    for leaf in leaves:
+        if leaf.size < SMALL:
+            small.setdefault(leaf.dtype, []).append(jnp.ravel(leaf))
+    large = [leaf for leaf in leaves if leaf.size >= SMALL]
+    return large + [jnp.concatenate(parts) for parts in small.values()]
 
 
 def _floats(tree: Any) -> list[jax.Array]:
