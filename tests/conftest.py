@@ -3,9 +3,11 @@
 import dataclasses
 import gc
 import hashlib
+import itertools
 import os
 import platform
 import signal
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +36,22 @@ def _compiled() -> Path:
 # Before JAX is imported. Processes that tests start inherit it, and so do pytest's own workers.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compiled()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# XLA compiles with these in a third of the time, to slower programs. What few tests are about the
+# programs themselves, .ci/run runs once more as users compile: with XLA_FLAGS set to nothing.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+
+
+def _known(flags: str) -> bool:
+    """Whether this version of XLA has the flags: it ends a process that has others."""
+    probe = "from jaxlib import xla_client; xla_client.make_cpu_client()"
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    told = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True)
+    return told.returncode == 0
+
+
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = QUICK if _known(QUICK) else ""
 
 # Tests start hundreds of processes, and each would compile the package's sources anew.
 sys.dont_write_bytecode = False
@@ -86,9 +104,14 @@ def pytest_collection_modifyitems(items):
         rest = rest[room:]
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("FEDMOM_CACHE", str(tmp_path_factory.mktemp("cache")))
+    # Numbered here: ``mktemp`` reads the names of all folders of the tests before, each time.
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(_numbers))
+    monkeypatch.setenv("FEDMOM_CACHE", str(folder))
 
 
 @pytest.fixture

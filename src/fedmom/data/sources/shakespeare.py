@@ -27,6 +27,8 @@ _SLANTED = re.compile(r"_[^_]*_|(?<!\*)\*[^*]+\*(?!\*)")
 _SPEAKER = re.compile(r"\*\*([^*]+)\*\*[ ]*(?:\n|$)")
 _DIRECTION = re.compile(r"_[^\]]*_")  # a whole paragraph of it, even with markup inside
 _ENUMERATED = re.compile(r"\d+\\\.")  # "5\. Mayor of London, ...": the order of a procession
+# Markup goes, a dash is LEAF's, and "my sea sha$l suck them dry" has a letter again.
+_PLAIN = str.maketrans({"\\": "", "_": "", "*": "", "—": "--", "$": "l"})
 
 
 def shakespeare(
@@ -102,8 +104,9 @@ def speeches() -> dict[str, str]:
     """Return the text of every role in all plays, by ``play/ROLE``."""
     said: dict[str, list[str]] = {}
     for play in _plays():
+        title = play.stem
         for role, words in _spoken(play.read_text(encoding="utf-8")):
-            said.setdefault(f"{play.stem}/{role}", []).append(words)
+            said.setdefault(f"{title}/{role}", []).append(words)
     return {user: " ".join(parts) for user, parts in said.items()}
 
 
@@ -148,12 +151,11 @@ def _goes_on(paragraph: str) -> bool:
 
 
 def _role_name(bold: str) -> str:
-    return re.sub(r"\s+", " ", bold).strip(" :.").upper()
+    return " ".join(bold.split()).strip(" :.").upper()
 
 
 def _words(markdown: str) -> str:
     """Strip stage directions and markup; one space between words, as in LEAF."""
-    text = _SLANTED.sub(" ", _BRACKETED.sub(" ", markdown))
-    text = re.sub(r"[\\_*]", "", html.unescape(text))
-    text = text.replace("—", "--").replace("$", "l")  # "my sea sha$l suck them dry"
-    return re.sub(r"\s+", " ", text).strip()
+    text = _BRACKETED.sub(" ", markdown) if "[" in markdown else markdown
+    text = _SLANTED.sub(" ", text) if "_" in text or "*" in text else text
+    return " ".join(html.unescape(text).translate(_PLAIN).split())
