@@ -9,10 +9,11 @@ odd rows, even and odd columns, which is how ``_conv_toom_cook`` reads them.
 """
 
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedmom.core.kernels import kernel
@@ -120,13 +121,13 @@ def _places(w: jax.Array, p: jax.Array) -> jax.Array:
 @kernel
 def _placed(w: jax.Array) -> jax.Array:
     """Return the kernel at each of the four places in a patch, side by side."""
-    side, _, channels, filters = w.shape
-    w = w.reshape(side, -1)
-    column = jnp.zeros((side, channels * filters), w.dtype)
-    row = jnp.zeros((1, (side + 1) * channels * filters), w.dtype)
-    left, right = jnp.concatenate([w, column], 1), jnp.concatenate([column, w], 1)
-    placed = [(left, row), (right, row), (row, left), (row, right)]
-    return jnp.concatenate([jnp.concatenate(p, 0).reshape(-1, filters) for p in placed], 1)
+    zero = jnp.zeros((), w.dtype)
+    placed = [
+        lax.pad(w, zero, [(i, 1 - i, 0), (j, 1 - j, 0), (0, 0, 0), (0, 0, 0)])
+        for i in (0, 1)
+        for j in (0, 1)
+    ]
+    return jnp.concatenate([p.reshape(-1, w.shape[-1]) for p in placed], 1)
 
 
 @kernel
@@ -192,14 +193,16 @@ def _quartered(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
 def _unfolded_columns(q: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the columns of the patches, (side + 1, C, 2, 4 Y, run)."""
     q = q.reshape(2, 2, q.shape[2], -1, q.shape[-1])
+    sizes = (1, 1, *q.shape[2:-1], grid.run)
 
-    def column(j: int, square: int) -> jax.Array:
-        pair, square = divmod(square + j // 2, 2)
-        start = pair * grid.samples
-        return q[square, j % 2, :, :, start : start + grid.run]
+    def column(square: Any, odd: Any, start: Any) -> jax.Array:
+        return lax.dynamic_slice(q, (square, odd, 0, 0, start), sizes)[0, 0]
 
-    columns = [jnp.stack([column(j, square) for square in (0, 1)], 1) for j in range(grid.side + 1)]
-    return jnp.stack(columns)
+    # Slices at places from a table: one by one, they take XLA three times as long to compile. (Not
+    # so the rows, which would be slower.)
+    j, square = np.indices((grid.side + 1, 2), np.int32)
+    pair, square = np.divmod(square + j // 2, 2)
+    return jax.vmap(jax.vmap(column, out_axes=1))(square, j % 2, pair * grid.samples)
 
 
 @kernel

@@ -174,12 +174,10 @@ def _unfolded(v: jax.Array, *, grid: PatchGrid) -> jax.Array:
     return jnp.stack(rows, 1).reshape(VALUES, SIDE * v.shape[1], -1)
 
 
-@kernel
 def _weights(w: jax.Array) -> jax.Array:
     """Return the six values of the kernel's rows, (6, 5 C, filters)."""
     *_, channels, filters = w.shape
-    w = w.reshape(SIDE, SIDE, -1)
-    u = jnp.stack([combined(row, [w[:, j] for j in range(SIDE)]) for row in WEIGHTS])
+    u = jnp.einsum("vj,kjm->vkm", jnp.asarray(WEIGHTS, w.dtype), w.reshape(SIDE, SIDE, -1))
     return u.reshape(VALUES, SIDE * channels, filters)
 
 
@@ -216,15 +214,18 @@ def _places_back(code: jax.Array, g: jax.Array) -> jax.Array:
 @kernel
 def _folded_rows(dv: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Add up what comes back to each row, (6, C, 2, Y R)."""
-    dv = dv.reshape(VALUES, SIDE, dv.shape[1] // SIDE, 2, -1)
+    dv = dv.reshape(VALUES, SIDE, dv.shape[1] // SIDE, 2, grid.squares[0], -1)
+    zero = jnp.zeros((), dv.dtype)
 
-    def part(row: int) -> jax.Array:
+    def part(shift: int, odd: int) -> jax.Array:
         """What comes back to a row of the square's six, from the upper and the lower place."""
+        row = 2 * shift + odd
         taps = [(row - place, place) for place in (0, 1) if 0 <= row - place < SIDE]
-        return reduce(jnp.add, [dv[:, tap, :, place] for tap, place in taps])
+        back = reduce(jnp.add, [dv[:, tap, :, place] for tap, place in taps])
+        return lax.pad(back, zero, [(0, 0, 0)] * 2 + [(shift, REACH - shift, 0), (0, 0, 0)])
 
-    rows = [overlapped([part(2 * s + odd) for s in SHIFTS], _run(grid)) for odd in (0, 1)]
-    return jnp.stack(rows, 2)
+    rows = [reduce(jnp.add, [part(shift, odd) for shift in SHIFTS]) for odd in (0, 1)]
+    return jnp.stack(rows, 2).reshape(VALUES, dv.shape[2], 2, -1)
 
 
 @kernel

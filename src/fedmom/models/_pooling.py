@@ -67,8 +67,8 @@ def _largest(y: jax.Array) -> jax.Array:
 @kernel
 def widened(pixels: jax.Array, *, before: int, after: int) -> jax.Array:
     """Put zeros before and after every run, so that it can be compared with itself, moved."""
-    ends = [jnp.zeros((*pixels.shape[:-1], n), pixels.dtype) for n in (before, after)]
-    return jnp.concatenate([ends[0], pixels, ends[1]], -1)
+    sizes = [(0, 0, 0)] * (pixels.ndim - 1) + [(before, after, 0)]
+    return lax.pad(pixels, jnp.zeros((), pixels.dtype), sizes)
 
 
 def pixels_alike(pixels: jax.Array, others: Mapping[int, jax.Array]) -> jax.Array:
