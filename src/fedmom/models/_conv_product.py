@@ -184,8 +184,7 @@ def _quartered(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """
     maps = maps[:, :-MORE]
     channels, height, _ = maps.shape
-    maps = maps.reshape(channels, height // 4, 2, 2, -1, 2, 2, grid.samples)
-    maps = maps.transpose(5, 6, 0, 2, 3, 1, 4, 7)
+    maps = maps.reshape(channels, height // 4, 4, -1, 4, grid.samples).transpose(4, 0, 2, 1, 3, 5)
     return maps.reshape(2, 2, channels, 2, 2, height // 4, -1)
 
 
