@@ -42,11 +42,11 @@ def _read(
     """Run the loop over time; ``keep`` what the way back multiplies, and the states before."""
     hidden = len(recurrent)
     scale = np.repeat(SCALE, hidden)
-    table, recurrent = (table + np.repeat(BIAS, hidden)) * scale, recurrent * scale
+    table = table + np.repeat(BIAS, hidden)
 
     def step(state: Pair, symbols: jax.Array) -> tuple[Pair, Trace | None]:
         h, c = state
-        i, f, g, o = jnp.split(jnp.tanh(table[symbols] + h @ recurrent), 4, axis=-1)
+        i, f, g, o = jnp.split(jnp.tanh((table[symbols] + h @ recurrent) * scale), 4, axis=-1)
         cell = _sigmoid(f) * c + _sigmoid(i) * g
         shown = jnp.tanh(cell)
         after = _sigmoid(o) * shown, cell
@@ -93,13 +93,22 @@ def _backward(residuals: Residuals, dh: jax.Array) -> tuple[jax.Array, jax.Array
 
     known = by_shown, by_cell, jnp.arange(len(factors))
     (_, _, dz), _ = lax.scan(step, (dh, jnp.zeros_like(dh), factors), known, reverse=True)
-    d_table = jnp.zeros_like(table).at[symbols.T].add(dz)
     # One large product instead of T small ones.
     before, dz = (a.reshape(-1, a.shape[-1]) for a in (states, dz))
-    return d_table, _transpose(before) @ dz, None
+    return _rows_added(table, symbols.T, dz), _transpose(before) @ dz, None
 
 
 lstm.defvjp(_forward, _backward)
+
+
+def _rows_added(table: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return zeros like the table, with every row added at its place.
+
+    As ``zeros.at[places].add(rows)``, in the form that XLA brings it into: from the usual one, it
+    copies the rows first.
+    """
+    form = lax.ScatterDimensionNumbers((1, 2), (), (0,))
+    return lax.scatter_add(jnp.zeros_like(table), places.reshape(-1, 1), rows[:, None], form)
 
 
 def _sigmoid(half: jax.Array) -> jax.Array:
