@@ -37,22 +37,6 @@ def _compiled() -> Path:
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compiled()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-# XLA compiles with these in a third of the time, to slower programs. What few tests are about the
-# programs themselves, .ci/run runs once more as users compile: with XLA_FLAGS set to nothing.
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-
-
-def _known(flags: str) -> bool:
-    """Whether this version of XLA has the flags: it ends a process that has others."""
-    probe = "from jaxlib import xla_client; xla_client.make_cpu_client()"
-    environment = {**os.environ, "XLA_FLAGS": flags}
-    told = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True)
-    return told.returncode == 0
-
-
-if "XLA_FLAGS" not in os.environ:
-    os.environ["XLA_FLAGS"] = QUICK if _known(QUICK) else ""
-
 # Tests start hundreds of processes, and each would compile the package's sources anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -75,6 +59,28 @@ from fedmom.data.federated import aligned  # noqa: E402
 # Compilation makes first examples slow; nothing here is about time.
 settings.register_profile("fedmom", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("fedmom")
+
+
+# XLA compiles with these in a third of the time, to programs that are slower.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+
+
+def pytest_configure(config):
+    """Compile quickly, before XLA reads its flags. Processes that tests start inherit it.
+
+    Tests marked slow are compiled as users' programs are, for they run long; and .ci/run runs those
+    of numbers once more in that way, with XLA_FLAGS set to nothing.
+    """
+    if "not slow" in config.getoption("markexpr") and "XLA_FLAGS" not in os.environ:
+        os.environ["XLA_FLAGS"] = QUICK if _known(QUICK) else ""
+
+
+def _known(flags: str) -> bool:
+    """Whether this version of XLA has the flags: it ends a process that has others."""
+    probe = "from jaxlib import xla_client; xla_client.make_cpu_client()"
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    told = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True)
+    return told.returncode == 0
 
 
 # Files that take longest, the longest first, those that share a Ray together. Workers begin with

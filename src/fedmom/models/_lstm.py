@@ -15,7 +15,7 @@ from jax import lax
 
 Pair = tuple[jax.Array, jax.Array]
 Carry = tuple[jax.Array, jax.Array, jax.Array]
-# For every step: factors (T, N, 4H) of the gates, by_shown and by_cell, the state before (T, N, H).
+# For every step: the gates' factors (T, N, 4, H), by_shown and by_cell, the state before (T, N, H).
 Trace = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Residuals = tuple[jax.Array, jax.Array, jax.Array, Trace]
 
