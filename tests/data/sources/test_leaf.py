@@ -264,18 +264,19 @@ def test_packing_and_unpacking_is_the_identity(data):
 
 def test_memory_is_that_of_one_shard(tmp_path):
     # Text, because its samples are about as large as their JSON: keeping them would show.
-    def peak(shards: int) -> int:
-        folder = tmp_path / str(shards)
+    def peak(shards: int, turn: int = 0) -> int:
+        folder = tmp_path / f"{shards}_{turn}"
         for number in range(shards):
             clients = {f"u{number}_{i}": windows(speech(i, 1000)) for i in range(4)}
             write(folder / f"train/{number}.json", shard(clients))
             write(folder / f"test/{number}.json", shard(clients))
         tracemalloc.start()
-        pack_leaf(folder, tmp_path / f"store{shards}")
+        pack_leaf(folder, tmp_path / f"store{shards}_{turn}")
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return top
 
     peak(1)  # what is imported and compiled on first use counts for nothing
-    few, many = peak(2), peak(8)
+    # The least of three: what threads of earlier tests do meanwhile is counted, too.
+    few, many = (min(peak(shards, turn) for turn in range(3)) for shards in (2, 8))
     assert many < 1.1 * few
