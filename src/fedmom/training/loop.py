@@ -3,8 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +58,7 @@ class Record:
         bytes_up: The size of the updates that count.
         bytes_down: The size of what was sent to the cohort.
         rejected: The clients whose replies do not count, with the reason.
+        metrics: Numbers that the method reports, such as ``client/drift`` or ``noise/std``.
 
     Examples:
         >>> record = Record(1, [4, 7], 2, 0.5, 0.1, seconds=0.2, bytes_up=80, bytes_down=80)
@@ -74,12 +75,14 @@ class Record:
     bytes_up: int
     bytes_down: int
     rejected: tuple[Rejected, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """Return the line of ``rounds.jsonl``."""
         row = asdict(self)
-        rejected = row.pop("rejected")
-        return row | ({"rejected": [list(r) for r in rejected]} if rejected else {})
+        rejected, metrics = row.pop("rejected"), row.pop("metrics")
+        more = {"rejected": [list(r) for r in rejected], "metrics": metrics}
+        return row | {name: value for name, value in more.items() if value}
 
 
 def start(model: Model, algorithm: Algorithm, seed: int = 0) -> State:
