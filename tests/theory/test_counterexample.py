@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.theory import corrected_applies, corrected_fedavg, lemma1, theorem1, theorem1_applies
+from fedmom.theory import CORRECTED_FEDAVG, CORRECTED_FEDMOM, THEOREM_1, lemma1
 from fedmom.theory import counterexample as example
 
 STEPS, LR = 50, 1 / 200
@@ -27,8 +27,8 @@ def test_every_assumption_is_met():
     assert constants.dissimilarity == pytest.approx(1 + 1 / (constants.similarity - 2))
     assert setting.local_steps == STEPS
     assert pytest.approx(LR) == example.LR
-    assert theorem1_applies(constants, setting, example.LR)
-    assert corrected_applies(constants, setting, example.LR)
+    assert THEOREM_1.applies(constants, setting, example.LR)
+    assert CORRECTED_FEDMOM.applies(constants, setting, example.LR)
 
 
 def test_fedavg_ends_beside_the_minimum():
@@ -78,13 +78,13 @@ def test_the_papers_bound_falls_below_the_truth():
     assert 1900 < crossing < 2100
     late = found.rounds >= crossing
     assert np.all(found.paper[late] < found.measured[late])
-    assert theorem1(example.CONSTANTS, example.SETTING, LR, 1e9) < stays / 1e5
+    assert THEOREM_1.bound(example.CONSTANTS, example.SETTING, LR, 1e9) < stays / 1e5
 
 
 def test_the_corrected_bound_stays_above_for_all_rounds():
     found = example.compare()
     assert np.all(found.measured <= found.corrected)
-    forever = corrected_fedavg(example.CONSTANTS, example.SETTING, LR, 1e30)
+    forever = CORRECTED_FEDAVG.bound(example.CONSTANTS, example.SETTING, LR, 1e30)
     assert forever > gradient_square(end())
 
 

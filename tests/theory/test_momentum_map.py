@@ -5,14 +5,14 @@ import pytest
 
 import fedmom
 from fedmom.reports import drawing
-from fedmom.theory.moments import expected_excess
-from fedmom.theory.momentum_figure import figure
+from fedmom.theory.expected_loss import expected_excess
 from fedmom.theory.momentum_map import (
     Best,
     ExpectedDuel,
     best_lr,
     best_momentum,
     duels,
+    figure,
     momentum_map,
 )
 from fedmom.theory.quadratic import Plan, random_clients

@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "theory": (
         "fedmom.cli.theory:theory_commands",
-        "Ask the convergence theory: constants of a task, bounds, a step size, a counterexample.",
+        "Convergence bounds and learning-rate advice.",
     ),
 }
 

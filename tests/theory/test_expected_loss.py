@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.theory.moments import Recursion, expected_excess
+from fedmom.theory.expected_loss import Recursion, expected_excess
 from fedmom.theory.quadratic import Plan, QuadraticClients, random_clients
 
 RUNS, ROUNDS, LR = 20_000, 8, 0.2

@@ -1,4 +1,7 @@
-"""Quadratic clients that match a real task: its spectra, sizes, local work, weights and draw.
+"""FedAvg against FedMom on a real task, predicted from a short run of FedAvg.
+
+The task is matched by quadratic clients with its spectra, sizes, local work, weights and draw,
+on which the expected loss is known exactly:
 
 - Steep directions, down to a thirtieth of the steepest: energies of the spectra as measured, each
   at the nearest of a few curvatures. The start is |∇f|_j / h_j away from the minimum, clients'
@@ -7,8 +10,8 @@
   The loss that the steep ones leave, f(w) - f_inf less their share, is spread evenly over the
   logarithm of the curvature, from there down to a floor; what is left of G² and σ², in proportion
   to the curvature.
-- The floor is the one free number. It is such that the recursion, run as FedAvg's short run was,
-  ends at the loss at which that run ended. FedMom has no part in this.
+- The floor is the one free number. It is chosen so that the recursion, run as FedAvg's short run
+  was, ends at the loss at which that run ended. FedMom has no part in this.
 - Clients come in three kinds, by curvature, with the spread that was seen along the steepest
   direction. Sizes are the task's; the local steps are, in a few groups.
 """
@@ -19,13 +22,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.algorithms import schedules
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import Params
+from fedmom.experiments import build
 from fedmom.experiments.build import Experiment
 from fedmom.theory.constants import Array
-from fedmom.theory.moments import Recursion
+from fedmom.theory.estimate import walk
+from fedmom.theory.expected_loss import Recursion
+from fedmom.theory.measurement_budget import SpectrumBudget, Tick
+from fedmom.theory.momentum_map import (
+    PER_ROUND,
+    ExpectedDuel,
+    MomentumMap,
+    duels,
+    momentum_map,
+)
 from fedmom.theory.quadratic import Plan, QuadraticClients, curvature_kinds
-from fedmom.theory.spectrum import Energy, Spectrum
+from fedmom.theory.spectrum import Energy, Spectrum, measure
+from fedmom.training.subproblem import Subproblem
 
+AROUND = (0.1, 0.25, 0.5, 1.0, 2.0)  # horizons of a task's map: its own, times these
+# A net that has left the region of its quadratic does not come back as the quadratic would.
+CEILING = 10.0
 RESOLVED = 30  # the steepest curvature over the smallest that the spectra are trusted for
 STEEP, FLAT = 5, 9  # curvatures of either kind
 CLIENTS = 600  # at most: the draw of clients takes a table of all pairs
@@ -43,8 +62,8 @@ class ShortRun:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
-    """A quadratic population in the place of a task, and how it is trained."""
+class MatchedTask:
+    """A quadratic population that stands for a task, and how it is trained."""
 
     clients: QuadraticClients
     plan: Plan
@@ -52,7 +71,87 @@ class Matched:
     steepest: float
 
 
-def matched(
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What was measured at the model after ``round_`` rounds, and what follows from it."""
+
+    round_: int
+    spectrum: Spectrum
+    run: ShortRun
+    matched: MatchedTask
+    duel: ExpectedDuel
+
+
+def predict(
+    experiment: Experiment,
+    *,
+    short_run: int,
+    lr: float | None = None,
+    momentum: float = 0.9,
+    lowest_loss: float = 0.0,
+    budget: SpectrumBudget | None = None,
+    tick: Tick = lambda: None,
+) -> list[Prediction]:
+    """Predict from a task's first model, and from its model after a short run of FedAvg.
+
+    Args:
+        experiment: The task; its γ counts only as constant or decaying.
+        short_run: Rounds of FedAvg from each of the two models.
+        lr: Its constant γ; by default the task's first.
+        momentum: FedMom's β.
+        lowest_loss: f_inf.
+        budget: How much is measured.
+        tick: Called after every round and every product with a Hessian.
+
+    Returns:
+        Two predictions, that of the first model first.
+    """
+    budget = budget or SpectrumBudget()
+    rate = schedules.at(experiment.work.lr, 0) if lr is None else lr
+    plan_of(experiment, thinned_sizes(experiment.data.train.size))  # refuses before the run
+    plain = experiment.config.model_copy(update={"lr": rate, "average": None})
+    models: dict[int, Params] = {}
+    for t, params in walk(build.prepare(plain, experiment.data), 2 * short_run):
+        if t % short_run == 0:
+            models[t] = params
+        tick()
+    sample = Subproblem(
+        experiment.model,
+        experiment.data,
+        clients=budget.clients,
+        samples=budget.samples,
+        seed=experiment.config.seed,
+    )
+    losses = {t: float(sample.gradient(params)[0]) for t, params in models.items()}
+    found = []
+    for t in (0, short_run):
+        spectrum = measure(experiment, models[t], budget, tick)
+        run = ShortRun(rate, short_run, losses[t], losses[t + short_run])
+        match = match_task(experiment, spectrum, run, lowest_loss=lowest_loss)
+        rounds = [experiment.config.rounds]
+        (duel,) = duels(match.clients, match.plan, rounds, momentum=momentum, ceiling=CEILING)
+        found.append(Prediction(t, spectrum, run, match, duel))
+    return found
+
+
+def ticks(short_run: int, budget: SpectrumBudget) -> int:
+    """Return how often ``predict`` ticks."""
+    return 2 * (short_run + budget.products) + 1
+
+
+def map_of_task(
+    match: MatchedTask, rounds: int, *, momentum: float = 0.9, tick: Tick = lambda: None
+) -> tuple[MomentumMap, tuple[int, int]]:
+    """Return the map over M and T around a task, and the task's own cell."""
+    plan, count = match.plan, len(match.clients.sizes)
+    sizes = sorted({m for m in (*PER_ROUND, plan.per_round) if m <= count})
+    horizons = sorted({max(1, round(rounds * factor)) for factor in AROUND})
+    cases = [(str(m), match.clients, replace(plan, per_round=m)) for m in sizes]
+    found = momentum_map(cases, horizons, momentum=momentum, ceiling=CEILING, tick=tick)
+    return found, (sizes.index(plan.per_round), horizons.index(rounds))
+
+
+def match_task(
     experiment: Experiment,
     spectrum: Spectrum,
     run: ShortRun,
@@ -60,7 +159,7 @@ def matched(
     lowest_loss: float = 0.0,
     groups: int = 3,
     seed: int = 0,
-) -> Matched:
+) -> MatchedTask:
     """Return the quadratic clients that stand for a task at one model.
 
     Args:
@@ -74,7 +173,7 @@ def matched(
     if not run.first > lowest_loss:
         raise FedMomError(
             f"The lowest loss {lowest_loss:g} is not below the loss {run.first:.3g} at the model"
-            " looked at. Take a smaller --lowest-loss."
+            " looked at. Use a smaller --lowest-loss."
         )
     sizes = thinned_sizes(experiment.data.train.size)
     plan = plan_of(experiment, sizes, groups)
@@ -83,7 +182,7 @@ def matched(
     if not 0 < steepest < math.inf:
         raise FedMomError(
             f"The steepest curvature along the gradient is {steepest:g}, which no quadratic with a"
-            " minimum has. Take a smaller --short-lr, or another --seed."
+            " minimum has. Use a smaller --short-lr, or another --seed."
         )
 
     def clients(floor: float) -> QuadraticClients:
@@ -96,7 +195,7 @@ def matched(
         fast = recursion.after(run.lr, run.rounds)[0] < run.last - lowest_loss
         low, high = (low, middle) if fast else (middle, high)
     floor = math.exp((low + high) / 2)
-    return Matched(clients(floor), plan, floor, steepest)
+    return MatchedTask(clients(floor), plan, floor, steepest)
 
 
 def _population(
@@ -128,7 +227,7 @@ def _population(
 
 
 def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -> Plan:
-    """Return how a run trains, as the recursion wants to know it."""
+    """Return how a run trains, in the terms of the recursion."""
     config, work = experiment.config, experiment.work
     if config.solver != "sgd" or config.aggregate != "mean" or config.prox:
         raise FedMomError(
@@ -138,7 +237,7 @@ def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -
     if config.pace.partition(":")[0] != "synchronous":
         raise FedMomError(
             f"The map of momentum is about rounds that wait for all clients, not about pace"
-            f" {config.pace}. Take --pace synchronous."
+            f" {config.pace}. Use --pace synchronous."
         )
     epochs = None
     if work.shuffled and work.epochs is not None and not callable(work.epochs):
@@ -174,12 +273,12 @@ def _decay(lr: float | str) -> str:
     if lr.partition(":")[0] == "cosine":
         return "cosine"
     raise FedMomError(
-        f"The map of momentum knows a constant γ and cosine, not lr {lr}. Take one of these."
+        f"The map of momentum knows a constant γ and cosine, not lr {lr}. Use one of these."
     )
 
 
 def _few(steps: NDArray[np.int64], groups: int, multiple: int) -> NDArray[np.int64]:
-    """Return the steps with at most so many values: the means of groups of clients."""
+    """Return the steps with at most ``groups`` values: the means of groups of clients."""
     if len(np.unique(steps)) <= groups:
         return steps
     few = np.empty_like(steps)

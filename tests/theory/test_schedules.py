@@ -9,21 +9,14 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.theory import (
+    CORRECTED_FEDAVG,
+    CORRECTED_FEDMOM,
     Setting,
-    corrected_best_lr,
-    corrected_fedavg,
-    corrected_fedavg_max_lr,
-    corrected_fedmom,
-    corrected_fedmom_max_lr,
-    decreasing_applies,
-    decreasing_fedavg,
-    decreasing_fedmom,
-    decreasing_power,
-    decreasing_power_vanishes,
+    power_schedule,
+    power_vanishes,
 )
 from fedmom.theory.constants import Constants
-from fedmom.theory.problems import random_quadratics
-from fedmom.theory.simulation import gradient_squares, simulate
+from fedmom.theory.problems import gradient_squares, random_quadratics, simulate
 from tests.theory.test_proof import cases
 from tests.theory.test_reality import trainings
 
@@ -77,10 +70,10 @@ def test_a_step_size_that_rises_breaks_that_step():
     moved = shifts(beta, lrs * updates)
     assert np.sum(lrs * moved**2) > beta**4 / (1 - beta) ** 4 * np.sum(lrs**3 * updates**2)
     constants, setting = Constants(1.0, 1.0, 1.0), Setting(10, 5, 3, momentum=beta)
-    assert decreasing_applies(constants, setting, lrs[::-1])
-    assert not decreasing_applies(constants, setting, lrs)
+    assert CORRECTED_FEDMOM.applies(constants, setting, lrs[::-1])
+    assert not CORRECTED_FEDMOM.applies(constants, setting, lrs)
     with pytest.raises(FedMomError, match=r"lr rises from 1e-07 in round 0 to 0[.]0001"):
-        decreasing_fedmom(constants, setting, lrs)
+        CORRECTED_FEDMOM.schedule_bounds(constants, setting, lrs)
 
 
 # Laws of the bounds.
@@ -90,15 +83,19 @@ def test_a_step_size_that_rises_breaks_that_step():
 def test_a_constant_step_is_the_theorem_for_one(case, part, rounds):
     constants, setting = case
     counts = np.arange(1, rounds + 1)
-    lr = part * corrected_fedmom_max_lr(constants, setting)
-    expected = corrected_fedmom(constants, setting, lr, counts)
+    lr = part * CORRECTED_FEDMOM.max_lr(constants, setting)
+    expected = CORRECTED_FEDMOM.bound(constants, setting, lr, counts)
     np.testing.assert_allclose(
-        decreasing_fedmom(constants, setting, np.full(rounds, lr)), expected, rtol=1e-9
+        CORRECTED_FEDMOM.schedule_bounds(constants, setting, np.full(rounds, lr)),
+        expected,
+        rtol=1e-9,
     )
-    lr = part * corrected_fedavg_max_lr(constants, setting)
-    expected = corrected_fedavg(constants, setting, lr, counts)
+    lr = part * CORRECTED_FEDAVG.max_lr(constants, setting)
+    expected = CORRECTED_FEDAVG.bound(constants, setting, lr, counts)
     np.testing.assert_allclose(
-        decreasing_fedavg(constants, setting, np.full(rounds, lr)), expected, rtol=1e-9
+        CORRECTED_FEDAVG.schedule_bounds(constants, setting, np.full(rounds, lr)),
+        expected,
+        rtol=1e-9,
     )
 
 
@@ -106,34 +103,36 @@ def test_a_constant_step_is_the_theorem_for_one(case, part, rounds):
 def test_a_sequence_is_bounded_by_sums_of_its_powers(case, seed):
     """Written out with the constant theorem's parts: a/Γ + b Σγ²/Γ + c Σγ³/Γ."""
     constants, setting = case
-    largest = corrected_fedmom_max_lr(constants, setting)
+    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
     lrs = largest * np.sort(np.random.default_rng(seed).uniform(0.01, 1, 20))[::-1]
 
     def bound(**changes):
-        return corrected_fedmom(replace(constants, **changes), setting, largest, 1)
+        return CORRECTED_FEDMOM.bound(replace(constants, **changes), setting, largest, 1)
 
     start = bound(variance=0.0, dissimilarity=0.0) * largest
     calm, one = replace(constants, gap=0.0), replace(setting, local_steps=1)
-    floor = corrected_fedmom(calm, setting, largest, 1)
+    floor = CORRECTED_FEDMOM.bound(calm, setting, largest, 1)
     # H = 1 has no drift; what the draw and the noise add is then of H = 1, so put in HG².
-    linear = corrected_fedmom(
+    linear = CORRECTED_FEDMOM.bound(
         replace(calm, dissimilarity=setting.local_steps * calm.dissimilarity), one, largest, 1
     )
     total = start + linear * np.sum(lrs**2) / largest
     total += (floor - linear) * np.sum(lrs**3) / largest**2
-    assert decreasing_fedmom(constants, setting, lrs)[-1] == pytest.approx(total / lrs.sum())
+    assert CORRECTED_FEDMOM.schedule_bounds(constants, setting, lrs)[-1] == pytest.approx(
+        total / lrs.sum()
+    )
 
 
 def test_every_step_must_be_allowed():
     constants, setting = Constants(2.0, 1.0, 1.0, 0.5, 2.0), Setting(10, 5, 3, momentum=0.5)
-    largest = corrected_fedmom_max_lr(constants, setting)
-    assert decreasing_applies(constants, setting, falling("cosine", largest, 50))
-    assert not decreasing_applies(constants, setting, falling("cosine", 1.01 * largest, 50))
+    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
+    assert CORRECTED_FEDMOM.applies(constants, setting, falling("cosine", largest, 50))
+    assert not CORRECTED_FEDMOM.applies(constants, setting, falling("cosine", 1.01 * largest, 50))
     rising = falling("cosine", largest, 50)[::-1]
-    assert decreasing_applies(constants, replace(setting, momentum=0.0), rising)
-    assert not decreasing_applies(constants, setting, rising)
+    assert CORRECTED_FEDMOM.applies(constants, replace(setting, momentum=0.0), rising)
+    assert not CORRECTED_FEDMOM.applies(constants, setting, rising)
     with pytest.raises(FedMomError, match=r"lr .* is not a number greater than 0"):
-        decreasing_fedavg(constants, setting, [0.1, 0.0])
+        CORRECTED_FEDAVG.schedule_bounds(constants, setting, [0.1, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -142,32 +141,34 @@ def test_every_step_must_be_allowed():
 def test_the_order_of_the_bound_in_t(power, slope):
     """T^-power below 1/2, ln T/√T there, T^(power-1) above, 1/ln T at 1."""
     constants, setting = Constants(1.0, 5.0, 1e-3, 1.0, 2.0), Setting(10, 5, 3, momentum=0.5)
-    first = corrected_fedmom_max_lr(constants, setting)
+    first = CORRECTED_FEDMOM.max_lr(constants, setting)
     rounds = np.array([10**5, 10**6])
-    bounds = decreasing_power(constants, setting, first, power, rounds)
+    lrs = power_schedule(first, power, rounds[-1])
+    bounds = CORRECTED_FEDMOM.schedule_bounds(constants, setting, lrs)[rounds - 1]
     logarithm = {0.5: 1.0, 1.0: -1.0}.get(power, 0.0)
     expected = 10**slope * (6 / 5) ** logarithm
     assert bounds[1] / bounds[0] == pytest.approx(expected, rel=0.05)
-    assert decreasing_power_vanishes(power)
+    assert power_vanishes(power)
 
 
 def test_a_step_size_that_stays_or_stops_has_no_such_order():
-    assert not decreasing_power_vanishes(0.0)  # the floor stays
-    assert not decreasing_power_vanishes(1.1)  # Γ_T is finite: the start is never forgotten
+    assert not power_vanishes(0.0)  # the floor stays
+    assert not power_vanishes(1.1)  # Γ_T is finite: the start is never forgotten
     constants, setting = Constants(1.0, 0.0, 1.0), Setting(2, 2, 1)
     lrs = 0.1 / np.arange(1, 10**5 + 1) ** 2.0
-    assert decreasing_fedavg(constants, setting, lrs)[-1] > 4 / (0.1 * np.pi**2 / 6)
+    assert CORRECTED_FEDAVG.schedule_bounds(constants, setting, lrs)[-1] > 4 / (0.1 * np.pi**2 / 6)
 
 
 def test_half_a_cosine_costs_the_root_of_three_halves_where_noise_rules():
     """Γ = γ_0(T+1)/2 and Σγ² ≈ ⅜Tγ_0²: at the best γ_0, √(3/2) times the best constant bound."""
     constants, setting = Constants(1.0, 100.0, 1.0), Setting(2, 2, 1, momentum=0.5)
     rounds = 10_000
-    lr = corrected_best_lr(constants, setting, rounds)
-    best = corrected_fedmom(constants, setting, lr, rounds)
+    lr = CORRECTED_FEDMOM.best_lr(constants, setting, rounds)
+    best = CORRECTED_FEDMOM.bound(constants, setting, lr, rounds)
     grid = lr * np.linspace(0.5, 4, 200)
     cosines = [
-        decreasing_fedmom(constants, setting, falling("cosine", g, rounds))[-1] for g in grid
+        CORRECTED_FEDMOM.schedule_bounds(constants, setting, falling("cosine", g, rounds))[-1]
+        for g in grid
     ]
     assert min(cosines) / best == pytest.approx(np.sqrt(3 / 2), rel=1e-3)
     lrs = falling("cosine", 1.0, rounds)
@@ -191,9 +192,9 @@ def weighted_means(problem, setting, lrs, start, runs):
 def test_bounds_hold_with_a_step_that_falls(training, shape):
     problem, constants, setting, start, first = training
     lrs = falling(shape, first, 60)
-    assert decreasing_applies(constants, setting, lrs)
+    assert CORRECTED_FEDMOM.applies(constants, setting, lrs)
     means = weighted_means(problem, setting, lrs, start, runs=64)
-    assert np.all(means <= decreasing_fedmom(constants, setting, lrs) + 1e-12)
+    assert np.all(means <= CORRECTED_FEDMOM.schedule_bounds(constants, setting, lrs) + 1e-12)
 
 
 @pytest.mark.slow
@@ -203,7 +204,7 @@ def test_bounds_hold_for_long_with_a_step_that_falls(training, shape):
     problem, constants, setting, start, first = training
     lrs = falling(shape, first, 600)
     means = weighted_means(problem, setting, lrs, start, runs=128)
-    assert np.all(means <= decreasing_fedmom(constants, setting, lrs) + 1e-12)
+    assert np.all(means <= CORRECTED_FEDMOM.schedule_bounds(constants, setting, lrs) + 1e-12)
 
 
 def test_the_bound_is_not_far_above_the_truth():
@@ -213,9 +214,9 @@ def test_the_bound_is_not_far_above_the_truth():
     start = problem.minimizer + 1.0
     setting = Setting(6, 3, 5, 2.0, 0.5, float(problem.weights.max()))
     constants = problem.constants(start)
-    lrs = falling("slow inverse_sqrt", corrected_fedmom_max_lr(constants, setting), 200)
+    lrs = falling("slow inverse_sqrt", CORRECTED_FEDMOM.max_lr(constants, setting), 200)
     means = weighted_means(problem, setting, lrs, start, runs=4)
-    assert decreasing_fedmom(constants, setting, lrs)[-1] < 5 * means[-1]
+    assert CORRECTED_FEDMOM.schedule_bounds(constants, setting, lrs)[-1] < 5 * means[-1]
 
 
 def test_the_simulation_takes_the_steps_of_its_schedule():

@@ -1,4 +1,4 @@
-"""Does a run's γ keep the condition of the corrected theorem?"""
+"""Whether a run's learning rate meets the condition of the corrected theorem."""
 
 from dataclasses import replace
 
@@ -10,20 +10,21 @@ from fedmom.algorithms import schedules
 from fedmom.core.prng import init_key
 from fedmom.experiments.build import Experiment
 from fedmom.runtimes.base import Block
-from fedmom.theory import Constants, Setting, corrected_applies, corrected_fedmom_max_lr
+from fedmom.theory.constants import Constants, Setting
+from fedmom.theory.theorems import CORRECTED_FEDMOM
 
 Vector = NDArray[np.float32]
 BATCHES = 4
 ITERATIONS = 3
 STEP = 0.01  # length of a difference, relative to the model's
-FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client is not worth the wait
+FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client takes too long
 
 
 def sentence(experiment: Experiment) -> str:
-    """Say whether γ keeps the condition of the corrected theorem, with the numbers.
+    """Say whether γ meets the condition of the corrected theorem, with the numbers.
 
-    L is a rough estimate and B² is taken as 1, the mildest there is. The theorem speaks of
-    FedAvg, FedSGD and FedMom with plain local SGD and population weights.
+    L is a rough estimate, and B² is taken as 1, its smallest value. The theorem covers FedAvg,
+    FedSGD and FedMom with plain local SGD and population weights.
 
     Args:
         experiment: The run.
@@ -40,8 +41,8 @@ def sentence(experiment: Experiment) -> str:
     setting = setting_of(experiment)
     constants = Constants(smoothness=smoothness, variance=0.0, gap=0.0)
     lr = max(schedules.at(experiment.work.lr, t) for t in (0, config.rounds - 1))
-    largest = corrected_fedmom_max_lr(constants, setting)
-    held = corrected_applies(constants, setting, lr)
+    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
+    held = CORRECTED_FEDMOM.applies(constants, setting, lr)
     place = "is at most" if held else "is above"
     rest = "" if held else " The bounds are loose, and it may well converge: docs/theory.md."
     return (
@@ -53,7 +54,7 @@ def sentence(experiment: Experiment) -> str:
 
 
 def setting_of(experiment: Experiment) -> Setting:
-    """Return what the theorems want to know of a run; η where it is largest, H of mean clients."""
+    """Return a run in the terms of the theorems: η where it is largest, H of the mean client."""
     config, sizes = experiment.config, experiment.data.train.size
     eta = schedules.parse(config.server_lr)
     return Setting(
@@ -84,7 +85,7 @@ def quick_smoothness(experiment: Experiment) -> float:
 
     f_k is the mean over a few batches of the smallest client; w' moves by power iteration to
     where the quotient is large. It runs the program that the run's clients run, and NumPy for the
-    rest, so that a start takes no compilation more.
+    rest, so that nothing else is compiled.
     """
     seed, device = experiment.config.seed, jax.devices()[0]
     # Bound to its device, as a run's models are, or the program would be compiled for both.

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmom.theory import intervals
-from fedmom.theory.intervals import LEVEL, Measured, fit, summarize
+from fedmom.theory import estimate
+from fedmom.theory.estimate import LEVEL, Measured, fit, summarize
 
 NAMES = ("σ²", "G²", "B²", "gap")
 
@@ -44,7 +44,7 @@ def test_percentiles_of_the_bootstrap_would_not_contain_them():
     seen = Measured(np.zeros((2, 2)), products, np.zeros((1, 2)), halves, share=0.01)
     found = summarize(seen, 0)[1]
     samples = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
-    draws = intervals._values(seen, samples, share=1.0)[1]
+    draws = estimate._values(seen, samples, share=1.0)[1]
     assert draws.max() < found.value
     assert found.low < found.value < found.high
 
@@ -61,7 +61,7 @@ def test_a_mean_over_few_clients_is_too_long_and_over_all_is_not():
         weights = np.full(clients, 1 / clients)
         for share, found in ((1e-9, few), (1.0, all_)):
             seen = Measured(np.zeros((models, clients)), products, np.zeros((1, clients)), weights)
-            squares = intervals._values(seen, weights[None], share)
+            squares = estimate._values(seen, weights[None], share)
             found.append(squares[1][0])
     # With B² = 1 at all models G² is the variance, 1; of the clients themselves, 3/4 of it.
     assert np.mean(few) == pytest.approx(1, rel=0.1)

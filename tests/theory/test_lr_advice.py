@@ -3,24 +3,25 @@
 import pytest
 
 from fedmom.experiments.settings import RunConfig
-from fedmom.theory import advice, suggestion
-from fedmom.theory.advice import BestLr
+from fedmom.theory import lr_advice
 from fedmom.theory.constants import Constants, Setting
+from fedmom.theory.lr_advice import BestLr
+from fedmom.theory.paper_theorems import apply_all
 from tests.reports.runs import make_run
 
 
-def test_statements_are_silent_where_they_do_not_hold():
+def test_theorems_give_no_number_where_they_do_not_apply():
     constants = Constants(smoothness=2, variance=0.5, gap=3)
     outside = Setting(clients=20, per_round=4, local_steps=5, server_lr=6, momentum=0.5)
-    rows = {r.name: r for r in advice.statements(constants, outside, 100, lr=1e9)}
-    assert rows["Theorem 1 (paper)"].largest_lr is None
-    assert rows["Theorem 2 (paper)"].largest_lr is None
-    assert rows["Theorem 2' (corrected)"].largest_lr > 0
+    rows = {r.theorem.name: r for r in apply_all(constants, outside, 100, lr=1e9)}
+    assert rows["Theorem 1"].largest_lr is None
+    assert rows["Theorem 2"].largest_lr is None
+    assert rows["Theorem 2'"].largest_lr > 0
     assert all(r.bound_at is None for r in rows.values())
 
 
 def found(folder, algorithm="fedmom"):
-    return advice.found_best(folder, "synthetic", "logreg", algorithm)
+    return lr_advice.found_best(folder, "synthetic", "logreg", algorithm)
 
 
 def test_experiments_are_judged_by_their_last_accuracy_over_seeds(tmp_path):
@@ -89,13 +90,13 @@ def best_of(accuracies, diverged=()):
 )
 def test_the_next_step_sizes_surround_the_best(accuracies, diverged, lrs, says):
     best = best_of(accuracies, diverged)
-    assert suggestion.next_lrs(best) == pytest.approx(lrs)
-    assert says in suggestion.verdict(best)
+    assert lr_advice.next_lrs(best) == pytest.approx(lrs)
+    assert says in lr_advice.verdict(best)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 def test_a_first_grid_goes_down_by_thirds_from_above_the_limit_of_sgd(beta):
-    lrs = suggestion.first_grid(smoothness=8.0, momentum=beta)
+    lrs = lr_advice.first_grid(smoothness=8.0, momentum=beta)
     limit = (1 - beta) * 2 / 8
     expected = [limit / 9, limit / 3, limit, 3 * limit]
     assert lrs == pytest.approx(expected, rel=0.05)  # two digits
@@ -110,7 +111,7 @@ def test_a_command_says_what_is_not_usual():
         (usual, ""),
     ):
         config = RunConfig.model_validate({**values, **more})
-        command = suggestion.sweep_command(config, 20, [0.1, 0.3], "runs/x")
+        command = lr_advice.sweep_command(config, 20, [0.1, 0.3], "runs/x")
         assert command == (
             f"fedmom sweep --data 'a file' --model logreg --algorithm fedmom --rounds 7 {said}"
             "--grid 'lr=0.1 0.3' --grid 'seed=0 1' --out runs/x"
@@ -121,6 +122,6 @@ def test_differences_from_the_task_are_named():
     values = {"data": "synthetic", "model": "logreg", "algorithm": "fedmom", "momentum": 0.9}
     task = RunConfig.model_validate({**values, "clients_per_round": 4})
     runs = RunConfig.model_validate({**values, "rounds": 3})
-    assert suggestion.differences(runs, task) == ["clients-per-round 2 (here 4)"]
+    assert lr_advice.differences(runs, task) == ["clients-per-round 2 (here 4)"]
     plain = runs.model_copy(update={"algorithm": "fedavg", "momentum": None})
-    assert suggestion.differences(plain, task) == ["clients-per-round 2 (here 4)"]
+    assert lr_advice.differences(plain, task) == ["clients-per-round 2 (here 4)"]

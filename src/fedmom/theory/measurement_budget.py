@@ -1,4 +1,4 @@
-"""How much of a task is looked at: for estimates of constants, and for spectra."""
+"""How much of a task is measured: for estimates of constants, and for Hessian spectra."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ Tick = Callable[[], None]  # called after every piece of work, to move a bar
 
 
 @dataclass(frozen=True)
-class Budget:
-    """How much is looked at: clients, samples of each, models (for L and σ²), pairs of batches.
+class EstimateBudget:
+    """Clients, samples of each, models (for L and σ²) and pairs of batches to measure.
 
     Examples:
-        >>> Budget(clients=20, models=3).steps(population=1000)
+        >>> EstimateBudget(clients=20, models=3).steps(population=1000)
         123
     """
 
@@ -27,13 +27,13 @@ class Budget:
         _check(self, {"clients": 2, "samples": 1, "models": 2, "pairs": 1}, "estimate from")
 
     def steps(self, population: int) -> int:
-        """Return how often ``estimate`` ticks, for a population of so many clients."""
+        """Return how often ``estimate`` ticks, for ``population`` clients."""
         return self.models * (2 * min(self.clients, population) + 1)
 
 
 @dataclass(frozen=True)
-class Look:
-    """How much of the task is looked at.
+class SpectrumBudget:
+    """How much of a task is measured for its spectra.
 
     Args:
         clients: Clients, drawn uniformly.
@@ -44,7 +44,7 @@ class Look:
         vectors: Clients' differences, and as many noises of batches.
 
     Examples:
-        >>> Look(clients=20).products
+        >>> SpectrumBudget(clients=20).products
         64
     """
 
@@ -56,7 +56,7 @@ class Look:
     vectors: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse what gives no spectrum."""
+        """Refuse a budget that gives no spectrum."""
         _check(self, {"clients": 2, "samples": 1, "hessian_samples": 1, "vectors": 1}, "look at")
 
     @property
@@ -65,8 +65,8 @@ class Look:
         return self.gradient_steps + 2 * self.vectors * self.steps
 
 
-def _check(found: Budget | Look, least: dict[str, int], purpose: str) -> None:
+def _check(found: EstimateBudget | SpectrumBudget, least: dict[str, int], purpose: str) -> None:
     for name, lowest in least.items():
         value = getattr(found, name)
         if value < lowest:
-            raise FedMomError(f"{name} {value} is too few to {purpose}. Take {lowest} or more.")
+            raise FedMomError(f"{name} {value} is too few to {purpose}. Use at least {lowest}.")
