@@ -20,7 +20,7 @@ from fedmom.theory.quadratic import Plan, QuadraticClients, random_clients
 PER_DECADE = 4
 FINER = 8  # γ of a finer grid
 TIMES = 2  # finer grids
-DRAW = 1.1  # losses closer than this factor are a draw
+TIE = 1.1  # losses closer than this factor are a tie
 PER_ROUND = (1, 2, 5, 10, 20, 50)  # clients, the rows of a map
 HORIZONS = (50, 200, 1000, 3000)  # of the general map
 PANELS = ((30, 0.3), (3000, 0.3), (3000, 0.05))  # its condition number, spread of optima and noise
@@ -56,12 +56,12 @@ class ExpectedDuel:
 
     @property
     def verdict(self) -> str:
-        """Who is ahead, in words; less than 10 % is a draw."""
-        if self.ratio > DRAW:
+        """Who is ahead, in words; less than 10 % is a tie."""
+        if self.ratio > TIE:
             return f"FedMom ahead by {self.ratio:.2f}"
-        if self.ratio < 1 / DRAW:
+        if self.ratio < 1 / TIE:
             return f"FedAvg ahead by {1 / self.ratio:.2f}"
-        return "a draw"
+        return "a tie"
 
 
 def best_lr(clients: QuadraticClients, plan: Plan, rounds: int, *, momentum: float = 0.0) -> Best:
