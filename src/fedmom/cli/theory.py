@@ -32,7 +32,6 @@ OUT_FOLDER = click.option(
 ROUNDS = click.option(
     "--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Rounds, T."
 )
-ALGORITHMS = ("fedsgd", "fedavg", "fedmom")  # that have bounds
 # Settings of a run that the bounds and the prediction depend on.
 TASK = (
     *("data", "model", "algorithm", "clients_per_round", "batch_size", "local_steps"),
@@ -311,7 +310,7 @@ def _task(options: dict[str, Any]) -> "tuple[Experiment, EstimateBudget, int]":
     short_run: int = options.pop("short_run")
     given = {kebab(n): v for n, v in options.items() if v is not None}
     config = settings.parse(build.fitting({**given, "rounds": short_run}))
-    if config.algorithm not in ALGORITHMS:
+    if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
         raise FedMomError(
             f"There is no bound for {config.algorithm}. Use fedsgd, fedavg or fedmom."
         )
@@ -376,8 +375,8 @@ def _prove(
     from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
 
     constants, setting = found.constants(), setting_of(experiment)
-    fedmom = experiment.config.algorithm == "fedmom"
-    theorem = CORRECTED_FEDMOM if fedmom else CORRECTED_FEDAVG
+    momentum = experiment.config.algorithm == "fedmom"
+    theorem = CORRECTED_FEDMOM if momentum else CORRECTED_FEDAVG
     proven, _ = theorem.best(constants, setting, rounds)
     with bars(OUT) as bar:
         lines = measured_gradients(experiment, proven, short_run, bar)
@@ -403,7 +402,7 @@ def _general_momentum(beta: float, out: Path) -> None:
 
 
 def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path | None) -> None:
-    """Print the prediction for a task, and draw its map unless there is no folder for it."""
+    """Print the prediction for a task, and draw its map if there is a folder for it."""
     from fedmom.cli import theory_tables as tables
     from fedmom.experiments import build
     from fedmom.theory.momentum_map import PER_ROUND, figure

@@ -121,13 +121,13 @@ def _best_of(by_lr: dict[float, list[float]], family: RunConfig, diverged: set[f
 
 
 def _without_lr(config: RunConfig) -> RunConfig:
-    """Return the settings with what runs of one grid may differ in put to one value."""
+    """Return the settings with everything that may differ within a grid set to one value."""
     same = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}
     return config.model_copy(update=same)
 
 
 def _readable(path: Path) -> results.Result | None:
-    """Return the run in a folder; None if it cannot be read, which is no reason not to advise."""
+    """Return the run in a folder; None if it cannot be read."""
     try:
         return results.read(path)
     except FedMomError:
