@@ -128,7 +128,7 @@ def mnist(images: str, folder: Path, *, flower: bool) -> list[list[str]]:
 
 
 def _flower(store: Path, folder: Path, warm: float) -> list[str]:
-    from fedmom.data.store import open_store
+    from fedmom.data.store.reader import open_store
 
     fault = engine.make_environment("flower")
     if fault:

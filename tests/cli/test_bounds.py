@@ -49,7 +49,7 @@ LARGE = [
 
 @pytest.mark.parametrize(("args", "says"), LARGE, ids=lambda value: str(value)[:50])
 def test_numbers_that_no_run_can_reach(monkeypatch, capsys, tmp_path, args, says):
-    monkeypatch.setattr("fedmom.core.bounds.machine_memory", lambda: 64 * 10**9)
+    monkeypatch.setattr("fedmom.core.validation.machine_memory", lambda: 64 * 10**9)
     code, out, err = main(monkeypatch, capsys, "run", "--data=synthetic:clients=3", *args)
     assert (code, out) == (2, ""), err
     assert says in words(err)

@@ -10,7 +10,7 @@ from PIL import Image
 from fedmom import data as datasets
 from fedmom.cli.output import OUT
 from fedmom.data.partition import PARTITIONS
-from fedmom.data.statistics import counts, statistics
+from fedmom.data.summary import counts, statistics
 from tests.cli.command import invoke, refused, words
 from tests.data.sources import test_femnist
 

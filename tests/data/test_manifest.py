@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.checksums import check_store
-from fedmom.data.save import save_store
-from fedmom.data.store import open_store
+from fedmom.data.store.checksums import check_store
+from fedmom.data.store.reader import open_store
+from fedmom.data.store.saving import save_store
 from tests.data.stores import one_client_store, texts
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.data.fingerprint import facts
-from fedmom.data.save import save_store
+from fedmom.data.store.saving import save_store
+from fedmom.data.summary import facts
 from fedmom.experiments import build
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
@@ -129,7 +129,7 @@ def test_other_data_in_memory_is_noticed(tmp_path):
 def test_a_store_has_its_checksum_without_being_read(tmp_path, monkeypatch):
     save_store(fedmom.load_data("synthetic:clients=6"), tmp_path / "store", {})
     data = fedmom.load_data(str(tmp_path / "store"))
-    monkeypatch.setattr("fedmom.data.fingerprint._digest", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("fedmom.data.summary._digest", lambda _: pytest.fail("it was read"))
     known = facts(data)
     assert len(known["sha256"]) == 64
     assert known["clients"] == 6

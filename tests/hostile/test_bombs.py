@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.data import load, unpacking
+from fedmom.data import load, source_files
 from fedmom.data.federated import Features
 from fedmom.experiments import settings
 from fedmom.models import build
@@ -20,14 +20,14 @@ SIZE = 2**23  # bytes, unpacked: beyond what the tests call large
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch):
-    monkeypatch.setattr(unpacking, "LARGE", 2**20)
-    monkeypatch.setattr(unpacking, "BLOCK", 2**18)
+    monkeypatch.setattr(source_files, "LARGE", 2**20)
+    monkeypatch.setattr(source_files, "BLOCK", 2**18)
 
 
 def gzipped(path, head, unit):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(head + unit * (SIZE // len(unit)), 9))
-    assert path.stat().st_size * unpacking.RATIO < SIZE
+    assert path.stat().st_size * source_files.RATIO < SIZE
     return path
 
 
@@ -121,7 +121,7 @@ def test_an_npz_file_is_not_unpacked_without_end(tmp_path, shape, claim, says):
     ],
 )
 def test_a_label_of_billions_asks_for_no_memory(monkeypatch, model, kind, shape):
-    monkeypatch.setattr("fedmom.core.bounds.machine_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr("fedmom.core.validation.machine_memory", lambda: 16 * 10**9)
     with pytest.raises(FedMomError, match=r"parameters needs .* GB or more"):
         build(model, Features(kind, shape, 2**31 - 1))
 

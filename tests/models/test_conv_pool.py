@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmom.core.kernels import plain_calls
+from fedmom.core.fusion import plain_calls
 from fedmom.data.federated import Features
 from fedmom.models import build
 from fedmom.models._conv_pool import (

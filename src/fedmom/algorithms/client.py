@@ -12,7 +12,7 @@ import optax
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Client, ClientMetrics
 from fedmom.core.errors import FedMomError
-from fedmom.core.threefry import bits, fold_in, folded_bits
+from fedmom.core.prng import bits, fold_in, folded_bits
 from fedmom.core.types import Params, Schedule
 from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmom.api.runs import Run
 from fedmom.core.errors import FedMomError
-from fedmom.core.kernels import plain_calls
+from fedmom.core.fusion import plain_calls
 
 
 def onnx_bytes(run: Run, batch: int) -> bytes:

@@ -34,9 +34,9 @@ def list_() -> None:
     from rich.table import Table
 
     from fedmom import data as datasets
-    from fedmom.data.manifest import read_manifest
     from fedmom.data.partition import PARTITIONS
-    from fedmom.data.store import is_store
+    from fedmom.data.store.manifest import read_manifest
+    from fedmom.data.store.reader import is_store
 
     view = Table(box=None, pad_edge=False)
     for column in ("", "--data", "what it is"):
@@ -63,18 +63,18 @@ def stats(source: str) -> None:
     from rich.table import Table
 
     from fedmom import data as datasets
-    from fedmom.data import statistics
+    from fedmom.data import summary
 
     data = datasets.load(source)
     view = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     view.add_column("dataset")
     for column in ("samples", "clients", "mean", "std", "train", "test"):
         view.add_column(column, justify="right")
-    row = statistics.statistics(data)
+    row = summary.statistics(data)
     numbers = (f"{row.samples:,}", f"{row.clients:,}", f"{row.mean:.2f}", f"{row.std:.2f}")
     split = (f"{int(data.train.size.sum()):,}", f"{int(data.test.size.sum()):,}")
     view.add_row(data.name, *numbers, *split)
-    if (paper := statistics.PAPER_TABLE_2.get(data.features.kind)) is not None:
+    if (paper := summary.PAPER_TABLE_2.get(data.features.kind)) is not None:
         p = paper.statistics
         view.add_row(
             paper.name, f"{p.samples:,}", f"{p.clients:,}", f"{p.mean:.2f}", f"{p.std:.2f}"
@@ -119,16 +119,16 @@ def _refuse(source: str, faults: list[str]) -> None:
 def check(source: str) -> None:
     """Read a whole dataset and report what is wrong with it, if anything is."""
     from fedmom import data as datasets
-    from fedmom.data import statistics
-    from fedmom.data.checksums import check_store
-    from fedmom.data.store import is_store
+    from fedmom.data import summary
+    from fedmom.data.store.checksums import check_store
+    from fedmom.data.store.reader import is_store
 
     found = datasets.path_of(source)
     if found is not None and is_store(found[0]):
         _refuse(source, check_store(found[0]))
     data = datasets.load(source)
-    _refuse(source, statistics.faults(data))
-    row = statistics.statistics(data)
+    _refuse(source, summary.faults(data))
+    row = summary.statistics(data)
     OUT.print(f"{data.name} is sound: {row.samples:,} samples of {row.clients:,} clients.")
 
 
@@ -189,9 +189,9 @@ def prepare(
     fedmom data prepare mnist/ --partition dirichlet:alpha=0.3,clients=200 --out mnist-skewed
     fedmom run --data bard --lr 0.3
     """
-    from fedmom.data import leaf_sampling, statistics
-    from fedmom.data.save import save_store
-    from fedmom.data.store import is_store
+    from fedmom.data import leaf_sampling, summary
+    from fedmom.data.store.reader import is_store
+    from fedmom.data.store.saving import save_store
 
     if source == "femnist":
         _fetch_femnist(archives or cache_folder() / "downloads", url)
@@ -205,15 +205,15 @@ def prepare(
     given = {name: value for name, value in flags.items() if value is not None}
     data = leaf_sampling.prepare(data, **flags)
     save_store(data, out, {"source": source, "partition": spec, "flags": given})
-    row = statistics.statistics(data)
+    row = summary.statistics(data)
     OUT.print(f"{out}: {row.samples:,} samples of {row.clients:,} clients. Use it as --data {out}")
 
 
 def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
     """Load a dataset and deal its rows by --partition, if that is given."""
     from fedmom import data as datasets
-    from fedmom.data.assembly import NoClientsError
     from fedmom.data.partition import repartition
+    from fedmom.data.rows.assembly import NoClientsError
 
     try:
         data = datasets.load(source)

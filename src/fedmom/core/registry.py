@@ -20,8 +20,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar, get_type_hints
 
-from fedmom.core.bounds import check_number
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import check_number
 
 T = TypeVar("T")
 _BROKEN = (ImportError, AttributeError, SyntaxError)  # what a row of another package may raise

@@ -32,8 +32,8 @@ DATASETS = Registry(
 # taken.
 FORMATS = {
     "a packed store (fedmom data prepare)": (
-        "fedmom.data.store:is_store",
-        "fedmom.data.store:open_store",
+        "fedmom.data.store.reader:is_store",
+        "fedmom.data.store.reader:open_store",
     ),
     "a LEAF folder with train/ and test/": (
         "fedmom.data.sources.leaf:is_leaf",
@@ -68,7 +68,7 @@ FORMATS = {
 
 def path_of(spec: str) -> tuple[Path, str] | None:
     """Return the path that a spec means, whole, and its options; None where it is a name."""
-    from fedmom.data.store import is_store
+    from fedmom.data.store.reader import is_store
 
     if spec.partition(":")[0] in DATASETS:
         return None
@@ -138,7 +138,7 @@ def _refuse_missing(name: str) -> None:
 
 
 def _from_path(path: Path, options: str) -> "FederatedData":
-    from fedmom.data.cache import check_regular
+    from fedmom.data.source_files import check_regular
 
     check_regular(path, path.stat().st_mode)
     for fits, read in FORMATS.values():

@@ -10,10 +10,10 @@ from fedmom.algorithms import build as algorithms
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.client import LocalWork, full_gradient
-from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.registry import options
 from fedmom.core.types import Schedule
+from fedmom.core.validation import MOST
 from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import limits
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab

@@ -21,7 +21,7 @@ from fedmom.core.identity import fingerprint, importable, label
 from fedmom.core.registry import Registry, is_object
 from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
-from fedmom.data.fingerprint import facts
+from fedmom.data.summary import facts
 from fedmom.experiments.settings import kebab
 from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES

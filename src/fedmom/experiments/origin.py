@@ -7,7 +7,7 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, write_atomic
 from fedmom.data.federated import FederatedData
-from fedmom.data.fingerprint import facts
+from fedmom.data.summary import facts
 from fedmom.experiments.settings import RunConfig, kebab
 
 STARTED, CHANGES = "started.json", "changes.jsonl"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedmom.core.kernels import kernel
+from fedmom.core.fusion import kernel
 from fedmom.core.types import Params
 from fedmom.models._pooling import (
     BELOW,

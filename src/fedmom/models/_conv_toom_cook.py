@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from fedmom.core.kernels import kernel
+from fedmom.core.fusion import kernel
 from fedmom.core.types import Params
 from fedmom.models._conv_product import PatchGrid
 from fedmom.models._pooling import (

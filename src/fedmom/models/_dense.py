@@ -12,7 +12,7 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from fedmom.core.kernels import after, kernel
+from fedmom.core.fusion import after, kernel
 
 FEW = 16  # samples of a batch, up to which outer products cost less than their product
 NEAR = 4096  # numbers that stay in a core's first cache, however often they are read

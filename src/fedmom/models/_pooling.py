@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedmom.core.kernels import kernel
+from fedmom.core.fusion import kernel
 
 SHUT = 4  # in the place of a winner: the rectifier lets nothing through
 # Bits of a patch that is the same as the one beside it, below it, below to the right, to the left.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.threefry import centred_uniform
+from fedmom.core.prng import centred_uniform
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models.losses import (

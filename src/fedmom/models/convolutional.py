@@ -2,10 +2,10 @@
 
 import jax
 
-from fedmom.core.bounds import check_parameters
 from fedmom.core.errors import FedMomError
-from fedmom.core.threefry import split
+from fedmom.core.prng import split
 from fedmom.core.types import Params
+from fedmom.core.validation import check_parameters
 from fedmom.data.federated import Features
 from fedmom.models._conv_pool import conv_relu_pool, linear_of_maps, linear_of_rows
 from fedmom.models.base import Model, as_channels, conv, dense, dropout, need

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import jax
 
-from fedmom.core.bounds import MOST, Between, check_parameters
-from fedmom.core.threefry import split
+from fedmom.core.prng import split
 from fedmom.core.types import Params
+from fedmom.core.validation import MOST, Between, check_parameters
 from fedmom.data.federated import Features
 from fedmom.models.base import Model, dense, flat_size, linear, need
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.bounds import Between
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Between
 from fedmom.models.losses import absolute_error, position_losses, shaped, squared_error
 
 Numbers = NDArray[np.float64]

@@ -6,8 +6,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedmom.core.bounds import MOST, Between, check_parameters
 from fedmom.core.types import Params
+from fedmom.core.validation import MOST, Between, check_parameters
 from fedmom.data.federated import Features
 from fedmom.models._lstm import lstm
 from fedmom.models.base import Model, dense, linear, need

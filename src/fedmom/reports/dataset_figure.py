@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmom.core.files import write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
-from fedmom.data.statistics import counts, label_mix, statistics
+from fedmom.data.summary import counts, label_mix, statistics
 from fedmom.reports.drawing import plain, quietly
 
 if TYPE_CHECKING:

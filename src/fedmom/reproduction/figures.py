@@ -9,7 +9,7 @@ import numpy as np
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.glyphs import CHARACTERS
 from fedmom.data.sources.shakespeare import SYMBOLS
-from fedmom.data.statistics import counts, label_mix
+from fedmom.data.summary import counts, label_mix
 from fedmom.experiments.results import Result
 from fedmom.experiments.statistics import FEWEST, interval
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line, Mark

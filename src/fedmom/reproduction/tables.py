@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedmom.data.federated import FederatedData
-from fedmom.data.statistics import PAPER_TABLE_2, Statistics
-from fedmom.data.statistics import statistics as describe
+from fedmom.data.summary import PAPER_TABLE_2, Statistics
+from fedmom.data.summary import statistics as describe
 from fedmom.experiments.results import Result
 from fedmom.experiments.statistics import Finding
 from fedmom.reports.charts import Grid

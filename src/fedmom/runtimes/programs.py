@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedmom.algorithms.base import Client, ClientMetrics
 from fedmom.algorithms.client import LocalProblem, LocalWork
-from fedmom.core.threefry import fold_in
+from fedmom.core.prng import fold_in
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model

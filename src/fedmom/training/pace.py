@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import MOST
 from fedmom.training.samplers import Cohort, Draw, Sampler, in_random_order
 
 AGAIN = 2**32  # a round's number, this many later: one that no run reaches

@@ -6,7 +6,8 @@ from PIL import Image
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.data import image_files, load
+from fedmom.data import load
+from fedmom.data.rows import images
 
 rng = np.random.default_rng(0)
 
@@ -90,7 +91,7 @@ def test_huge_and_deep_images_are_refused(tmp_path, monkeypatch):
     with pytest.raises(FedMomError, match=r"kind I;16. Save it as gray levels"):
         fedmom.from_images(tmp_path)
     put(path, gray((6, 5)))
-    monkeypatch.setattr(image_files, "MOST_PIXELS", 29)
+    monkeypatch.setattr(images, "MOST_PIXELS", 29)
     with pytest.raises(FedMomError, match="6x5 pixels; at most 29"):
         fedmom.from_images(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)  # where Pillow itself refuses

@@ -6,7 +6,7 @@ import pytest
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.data import load, statistics
+from fedmom.data import load, summary
 from fedmom.data.batches import reader
 
 ANN, BOB = "Ein Käse, bitte! " * 8, "no 漢字 here\n" * 12
@@ -30,7 +30,7 @@ def test_samples_are_all_windows_of_each_text():
     assert data.features.classes == len(data.class_names)
     for k, text in enumerate((ANN, BOB)):
         assert samples(data, "train", k) == windows(text, 9)
-    assert statistics.faults(data) == []
+    assert summary.faults(data) == []
     x, y = map(np.asarray, reader(data.features)(data.arrays, jnp.array([3])))
     read = "".join(data.class_names[s] for s in (*x[0], *y))
     assert read == ANN[3:13]

@@ -15,11 +15,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.bounds import Between, Seed
 from fedmom.core.errors import FedMomError
-from fedmom.data.cache import cached
+from fedmom.core.validation import Between, Seed
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.packer import Packer
+from fedmom.data.store.packer import Packer
+from fedmom.data.store.saving import cached
 
 GENERATOR = 1  # counts changes in what is drawn, so that no cache hands out an older drawing
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # FEMNIST's order

@@ -43,11 +43,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.packer import Packer
+from fedmom.data.source_files import file_identity, read_gzip
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
-from fedmom.data.unpacking import read_gzip
+from fedmom.data.store.packer import Packer
+from fedmom.data.store.saving import cached
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195

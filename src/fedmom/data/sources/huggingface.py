@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.columns import Table, needed
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.image_files import read_images
-from fedmom.data.tables import Names, from_table
+from fedmom.data.rows.columns import Names, Table, from_table, needed
+from fedmom.data.rows.images import read_images
 
 if TYPE_CHECKING:
     import datasets

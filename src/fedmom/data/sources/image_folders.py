@@ -4,17 +4,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedmom.core.bounds import Seed
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.data.assembly import NoClientsError, assemble, check_division
-from fedmom.data.cache import cached, file_identity
+from fedmom.core.validation import Seed
 from fedmom.data.federated import FederatedData
-from fedmom.data.ids import owners
-from fedmom.data.image_files import SUFFIXES, read_images
-from fedmom.data.labels import read_labels
-from fedmom.data.save import save_store
-from fedmom.data.values import numbers_or_texts
+from fedmom.data.rows.assembly import NoClientsError, assemble, check_division
+from fedmom.data.rows.client_ids import owners
+from fedmom.data.rows.images import SUFFIXES, read_images
+from fedmom.data.rows.labels import read_labels
+from fedmom.data.rows.values import numbers_or_texts
+from fedmom.data.source_files import file_identity
+from fedmom.data.store.saving import cached, save_store
 
 DEEPEST = 3  # client/class/picture
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.packer import Packer
+from fedmom.data.source_files import file_identity
 from fedmom.data.sources.leaf_json import IMAGE_CLASSES, NOTHING, Samples, read_shard, refusal
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
+from fedmom.data.store.packer import Packer
+from fedmom.data.store.saving import cached
 
 if TYPE_CHECKING:
     from rich.progress import Progress

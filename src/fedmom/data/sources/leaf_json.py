@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.source_files import read_gzip
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode
-from fedmom.data.unpacking import read_gzip
 
 SIDE = 28
 IMAGE_CLASSES = 62  # FEMNIST's: digits, capitals, small letters

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.bounds import Seed
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Seed
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
-from fedmom.data.unpacking import read_gzip
+from fedmom.data.source_files import read_gzip
 
 # (images, labels) of the official training rows, then of the official test rows.
 FILES = (

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fedmom.core.bounds import MOST, Between, Seed
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import MOST, Between, Seed
 from fedmom.data.federated import Features, FederatedData, Split
 
 WINDOW = 80

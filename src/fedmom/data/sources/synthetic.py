@@ -4,8 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fedmom.core.bounds import Between, Seed, check_memory
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Between, Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split
 
 DIMENSION, CLASSES = 60, 10

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fedmom.core.bounds import Seed, check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.data.cache import cached, file_identity
-from fedmom.data.columns import SMALLER, Table, import_arrow
+from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.save import save_store
-from fedmom.data.tables import Names, from_table, listed
-from fedmom.data.unpacking import check_ratio
+from fedmom.data.rows.columns import SMALLER, Names, Table, from_table, import_arrow, listed
+from fedmom.data.source_files import check_ratio, file_identity
+from fedmom.data.store.saving import cached, save_store
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.core.bounds import Seed, check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.data.assembly import check_division
-from fedmom.data.cache import cached, file_identity
+from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split, aligned
-from fedmom.data.ids import Owners, owners
 from fedmom.data.partition import dealt
-from fedmom.data.save import save_store
-from fedmom.data.values import as_array, numbers_or_texts
+from fedmom.data.rows.assembly import check_division
+from fedmom.data.rows.client_ids import Owners, owners
+from fedmom.data.rows.values import as_array, numbers_or_texts
+from fedmom.data.source_files import file_identity
+from fedmom.data.store.saving import cached, save_store
 
 WINDOW = 80
 BETWEEN = "\n"  # the texts of one client

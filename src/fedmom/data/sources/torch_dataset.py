@@ -5,13 +5,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.core.bounds import check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import track
-from fedmom.data.assembly import check_division
+from fedmom.core.validation import check_memory
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import check_division
+from fedmom.data.rows.values import COUNTED
 from fedmom.data.sources.arrays import from_arrays
-from fedmom.data.values import COUNTED
 
 
 class Pairs(Protocol):

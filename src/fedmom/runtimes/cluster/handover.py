@@ -11,7 +11,7 @@ from fedmom.algorithms.base import Client, Rule, unchanged
 from fedmom.algorithms.client import LocalWork
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData
-from fedmom.data.store import is_store, open_store
+from fedmom.data.store.reader import is_store, open_store
 from fedmom.models.base import Model
 from fedmom.runtimes.base import Workload
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import naming
-from fedmom.data.checksums import remember
 from fedmom.data.federated import Features
-from fedmom.data.manifest import FORMAT, TABLES
+from fedmom.data.store.checksums import remember
+from fedmom.data.store.manifest import FORMAT, TABLES
 
 
 class Packer:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Task
-from fedmom.data.values import as_plain, refuse_row
+from fedmom.data.rows.values import as_plain, refuse_row
 
 LARGEST_LABEL = 2**31 - 2
 TASKS: tuple[Task, ...] = get_args(Task)

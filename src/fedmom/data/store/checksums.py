@@ -8,7 +8,7 @@ from pathlib import Path
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, write_atomic
 from fedmom.core.progress import bars
-from fedmom.data.manifest import read_manifest
+from fedmom.data.store.manifest import read_manifest
 
 CHUNK = 2**22  # bytes read at a time
 

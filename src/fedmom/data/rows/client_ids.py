@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.values import COUNTED, refuse_row
+from fedmom.data.rows.values import COUNTED, refuse_row
 
 
 class Owners(NamedTuple):

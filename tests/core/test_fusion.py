@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmom.core import kernels
-from fedmom.core.kernels import after, kernel, plain_calls
+from fedmom.core import fusion
+from fedmom.core.fusion import after, kernel, plain_calls
 
 
 @kernel
@@ -37,7 +37,7 @@ def test_a_kernel_is_its_operations_where_a_translator_asks_for_them():
 
 def test_a_jax_without_metadata_inlines_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax.experimental.xla_metadata", None)  # cannot be imported
-    spec = importlib.util.spec_from_file_location("kernels_of_another_jax", kernels.__file__)
+    spec = importlib.util.spec_from_file_location("kernels_of_another_jax", fusion.__file__)
     other = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(other)
     plain = other.kernel(lambda x, *, by: jnp.sin(x) + by)

@@ -1,13 +1,4 @@
-"""The packed store: a dataset as flat files in one directory, mapped into memory.
-
-Opening it reads a short manifest and maps the rest, whatever its size. It is written by
-streaming one client after another, and appears under its name only when it is whole.
-
-    manifest.json     what it is, where it comes from, every file's type, length and checksum
-    x.bin, y.bin      rows of samples (or text.bin: symbols, and at.bin: a table of positions)
-    train_start.bin, train_size.bin, test_start.bin, test_size.bin      per client
-    users.bin, users_end.bin                     names in UTF-8, and where each one ends
-"""
+"""Opening a packed store: its tables are checked, its arrays mapped into memory."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.checksums import verify_once
 from fedmom.data.federated import Features, FederatedData, Split
-from fedmom.data.manifest import Manifest, StoredArray, read_manifest
+from fedmom.data.store.checksums import verify_once
+from fedmom.data.store.manifest import Manifest, StoredArray, read_manifest
 
 
 def open_store(folder: Path) -> FederatedData:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import pytest
 
-from fedmom.core import bounds
-from fedmom.core.bounds import MOST, Between, check_memory, check_number, check_parameters
+from fedmom.core import validation
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import options
+from fedmom.core.validation import MOST, Between, check_memory, check_number, check_parameters
 
 
 def thing(
@@ -57,15 +57,15 @@ def test_what_is_no_number_passes():
 
 
 def test_what_the_machine_has_no_room_for_is_refused(monkeypatch):
-    monkeypatch.setattr(bounds, "machine_memory", lambda: 10**9)
+    monkeypatch.setattr(validation, "machine_memory", lambda: 10**9)
     check_memory("this", 10**9, "Take less.")
     with pytest.raises(FedMomError, match=r"this needs 2.0 GB or more, .* has 1.0 GB. Take less."):
         check_memory("this", 2 * 10**9, "Take less.")
     with pytest.raises(FedMomError, match="net with 100,000,000 parameters needs"):
         check_parameters("net", 10**8)
-    monkeypatch.setattr(bounds, "machine_memory", lambda: None)  # the system does not tell
+    monkeypatch.setattr(validation, "machine_memory", lambda: None)  # the system does not tell
     check_memory("this", 10**30, "Take less.")
 
 
 def test_this_machine_has_memory():
-    assert bounds.machine_memory() > 10**8
+    assert validation.machine_memory() > 10**8

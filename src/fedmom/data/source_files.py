@@ -1,15 +1,31 @@
-"""Compressed files, unpacked only as far as data can go: a small one may claim to be endless."""
+"""The files that data is read from: ordinary ones, unpacked only as far as data can go."""
 
 import gzip
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedmom.core.bounds import check_memory
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import check_memory
 
 LARGE = 2**28  # bytes: a smaller file may be packed as well as it likes
 RATIO = 200  # bytes for one in the file: more is no data, but a file made to fill the memory
 BLOCK = 2**24  # bytes that are unpacked at a time
+
+
+def check_regular(path: Path, mode: int) -> None:
+    """Refuse pipes, devices and sockets: reading them may never come to an end."""
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise FedMomError(f"{path} is no file, but a pipe or a device. Save the data to a file.")
+
+
+def file_identity(paths: Sequence[Path]) -> list[Any]:
+    """Return the path, size and time of change of every file: a changed file is another one."""
+    stats = [(p.resolve(), p.stat()) for p in paths]
+    for path, status in stats:
+        check_regular(path, status.st_mode)
+    return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]
 
 
 def check_ratio(what: str, size: int, packed: int, remedy: str) -> None:

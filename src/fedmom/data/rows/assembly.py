@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split, aligned_rows
-from fedmom.data.ids import Owners
-from fedmom.data.labels import Labels
 from fedmom.data.partition import dealt
-from fedmom.data.values import refuse_row
+from fedmom.data.rows.client_ids import Owners
+from fedmom.data.rows.labels import Labels
+from fedmom.data.rows.values import refuse_row
 
 MARKS = {"train": False, "training": False, "test": True}
 

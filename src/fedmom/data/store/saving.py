@@ -1,5 +1,7 @@
-"""A dataset, or a view that sampling and partitions have made of one -> a store of its own."""
+"""Datasets -> packed stores: a source packed into the cache, or a view saved as its own store."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,15 +9,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.files import cache_folder
 from fedmom.data.federated import FederatedData, Split
 
 Ranges = list[tuple[int, int]]
 ClientRows = tuple[dict[str, NDArray[Any]], Ranges]
 
 
+def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedData:
+    """Open the cached store of a source, packing it first where there is none.
+
+    Args:
+        name: The first part of the store's name in the cache.
+        identity: All that the store depends on (files with sizes and times, options), in JSON.
+        pack: Writes the store to a folder.
+
+    Returns:
+        The dataset, mapped into memory.
+    """
+    # Slow to load, and not needed for data that is in memory.
+    from fedmom.data.store.manifest import FORMAT
+    from fedmom.data.store.reader import is_store, open_store
+
+    digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / f"{name}-{digest[:16]}"
+    if not is_store(folder):
+        pack(folder)
+    return open_store(folder)
+
+
 def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> None:
     """Write all samples of a dataset, client after client, so that each lies side by side."""
-    from fedmom.data.packer import Packer  # slow to load, and not needed for data in memory
+    from fedmom.data.store.packer import Packer  # slow to load, and not needed for data in memory
 
     columns = {n: (a.dtype.str, a.shape[1:]) for n, a in data.arrays.items() if n != "at"}
     cut: Callable[[FederatedData, int, Sequence[Split]], ClientRows] = _rows
