@@ -19,8 +19,8 @@ from rich.progress import track
 from rich.table import Table
 
 import fedmom
-from fedmom.data.store.packer import Packer
 from fedmom.data.store.reader import open_store
+from fedmom.data.store.writer import Packer
 
 FEATURES = fedmom.Features("vector", (8,), 2)
 SAMPLES = 50  # of a client

@@ -20,7 +20,7 @@ from rich.table import Table
 
 import fedmom
 from fedmom.core.compilation import prepare_process
-from fedmom.data.store.packer import Packer
+from fedmom.data.store.writer import Packer
 from fedmom.runtimes.base import Workload
 from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.runtime import RayRuntime

@@ -27,8 +27,8 @@ from rich.table import Table
 
 import fedmom
 from fedmom.data.batches import reader
-from fedmom.data.store.packer import Packer
 from fedmom.data.store.reader import open_store
+from fedmom.data.store.writer import Packer
 from fedmom.runtimes.scoring import CHUNK
 
 ERR = Console(stderr=True)

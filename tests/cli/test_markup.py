@@ -12,7 +12,7 @@ from fedmom import data as datasets
 from fedmom.api import progress
 from fedmom.cli.output import ERR, OUT
 from fedmom.core.progress import bars
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.writer import save_store
 from fedmom.reports import dataset_figure
 from tests.cli.command import invoke, main, words
 from tests.conftest import population

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedmom.data.federated import Features
 from fedmom.data.sources.shakespeare import from_roles
-from fedmom.data.store.packer import Packer
+from fedmom.data.store.writer import Packer
 
 IMAGES = {"x": ("uint8", (4, 4)), "y": ("uint8", ())}
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedmom.core.errors import FedMomError
 from fedmom.data import DATASETS, FORMATS, load, locate, path_of
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.writer import save_store
 from tests.conftest import population
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.store.checksums import check_store
-from fedmom.data.store.reader import open_store
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.writer import save_store
 from tests.data.stores import one_client_store, texts
 
 

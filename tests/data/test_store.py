@@ -23,11 +23,10 @@ from fedmom.data import leaf_sampling, load, summary
 from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
-from fedmom.data.store import checksums
-from fedmom.data.store.checksums import check_store, remember
+from fedmom.data.store import reader as store_reader
 from fedmom.data.store.manifest import read_manifest
-from fedmom.data.store.reader import open_store
-from fedmom.data.store.saving import cached, save_store
+from fedmom.data.store.reader import check_store, open_store, remember
+from fedmom.data.store.writer import cached, save_store
 from fedmom.data.summary import facts
 from fedmom.models import build
 from tests import by_hand
@@ -153,7 +152,7 @@ import numpy as np
 from pathlib import Path
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.summary import facts
-from fedmom.data.store.packer import Packer
+from fedmom.data.store.writer import Packer
 with Packer(Path(sys.argv[1]), name="t", features=Features("image", (4, 4), 10),
             columns={"x": ("uint8", (4, 4)), "y": ("uint8", ())}, source={}) as pack:
     for k in range(10**9):
@@ -271,8 +270,8 @@ def test_opening_does_not_read_the_data(tmp_path):
 def test_checksums_are_compared_on_the_first_use_and_after_a_change(tmp_path, monkeypatch):
     folder = one_client_store(tmp_path / "s")
     compared = []
-    real = checksums.check_store
-    monkeypatch.setattr(checksums, "check_store", lambda f: compared.append(f) or real(f))
+    real = store_reader.check_store
+    monkeypatch.setattr(store_reader, "check_store", lambda f: compared.append(f) or real(f))
     open_store(folder)
     assert compared == []  # they were made here
     there = folder.rename(tmp_path / "elsewhere")
@@ -347,11 +346,11 @@ def test_processes_that_open_a_store_together_do_not_disturb_each_other(tmp_path
     save_store(population([3, 2]), tmp_path / "store", {})
     for mark in cache_folder().glob("verified/*"):
         mark.unlink()
-    write = checksums.write_atomic
+    write = store_reader.write_atomic
 
     def late(path, content):
         write(path, content)  # the other process
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(checksums, "write_atomic", late)
+    monkeypatch.setattr(store_reader, "write_atomic", late)
     assert open_store(tmp_path / "store").clients == 2

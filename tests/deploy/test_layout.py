@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.writer import save_store
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
 from fedmom.flower import certificates, layout, node, programs, run_process

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.writer import save_store
 from fedmom.data.summary import facts
 from fedmom.experiments import build
 from fedmom.experiments.execute import execute

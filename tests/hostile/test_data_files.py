@@ -10,9 +10,8 @@ from PIL import Image
 from fedmom.data import load, summary
 from fedmom.data.sources.arrays import from_npz
 from fedmom.data.sources.shakespeare import from_roles
-from fedmom.data.store.checksums import check_store
-from fedmom.data.store.reader import open_store
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.writer import save_store
 from tests.conftest import population
 from tests.hostile.mutation import contents, sentence, spoiled
 

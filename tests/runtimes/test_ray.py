@@ -15,7 +15,7 @@ import pytest
 import fedmom
 from fedmom.cli.main import cli
 from fedmom.core.errors import DivergedError, FedMomError
-from fedmom.data.store.saving import save_store
+from fedmom.data.store.writer import save_store
 from fedmom.experiments import settings, sweep
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute

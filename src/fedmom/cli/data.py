@@ -120,8 +120,7 @@ def check(source: str) -> None:
     """Read a whole dataset and report what is wrong with it, if anything is."""
     from fedmom import data as datasets
     from fedmom.data import summary
-    from fedmom.data.store.checksums import check_store
-    from fedmom.data.store.reader import is_store
+    from fedmom.data.store.reader import check_store, is_store
 
     found = datasets.path_of(source)
     if found is not None and is_store(found[0]):
@@ -191,7 +190,7 @@ def prepare(
     """
     from fedmom.data import leaf_sampling, summary
     from fedmom.data.store.reader import is_store
-    from fedmom.data.store.saving import save_store
+    from fedmom.data.store.writer import save_store
 
     if source == "femnist":
         _fetch_femnist(archives or cache_folder() / "downloads", url)

@@ -12,8 +12,8 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.batches import place, reader
 from fedmom.data.federated import Features
 from fedmom.data.sources.glyphs import CHARACTERS, EXPECTED, FONTS, _type, glyphs
-from fedmom.data.store.checksums import check_store
 from fedmom.data.store.manifest import read_manifest
+from fedmom.data.store.reader import check_store
 from fedmom.models import build
 
 

@@ -23,7 +23,7 @@ from fedmom.data.rows.client_ids import owners
 from fedmom.data.rows.labels import read_labels
 from fedmom.data.rows.values import as_array, as_plain
 from fedmom.data.source_files import check_ratio, file_identity
-from fedmom.data.store.saving import cached, save_store
+from fedmom.data.store.writer import cached, save_store
 
 NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
 KINDS = "biufcUS"  # plain values: no objects, records or dates

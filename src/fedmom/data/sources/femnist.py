@@ -44,7 +44,7 @@ from PIL import Image
 from fedmom.core.errors import FedMomError
 from fedmom.data.download import checksum, download
 from fedmom.data.federated import Features
-from fedmom.data.store.packer import Packer
+from fedmom.data.store.writer import Packer
 
 ORIGIN = "NIST Special Database 19, second edition"
 NIST_URL = "https://s3.amazonaws.com/nist-srd/SD19"

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Between, Seed
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.store.packer import Packer
-from fedmom.data.store.saving import cached
+from fedmom.data.store.writer import Packer, cached
 
 GENERATOR = 1  # counts changes in what is drawn, so that no cache hands out an older drawing
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # FEMNIST's order

@@ -46,8 +46,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData
 from fedmom.data.source_files import file_identity, read_gzip
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
-from fedmom.data.store.packer import Packer
-from fedmom.data.store.saving import cached
+from fedmom.data.store.writer import Packer, cached
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195

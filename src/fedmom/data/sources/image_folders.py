@@ -14,7 +14,7 @@ from fedmom.data.rows.images import SUFFIXES, read_images
 from fedmom.data.rows.labels import read_labels
 from fedmom.data.rows.values import numbers_or_texts
 from fedmom.data.source_files import file_identity
-from fedmom.data.store.saving import cached, save_store
+from fedmom.data.store.writer import cached, save_store
 
 DEEPEST = 3  # client/class/picture
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former

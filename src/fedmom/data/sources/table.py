@@ -12,7 +12,7 @@ from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.columns import SMALLER, Names, Table, from_table, import_arrow, listed
 from fedmom.data.source_files import check_ratio, file_identity
-from fedmom.data.store.saving import cached, save_store
+from fedmom.data.store.writer import cached, save_store
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from fedmom.data.rows.assembly import check_division
 from fedmom.data.rows.client_ids import Owners, owners
 from fedmom.data.rows.values import as_array, numbers_or_texts
 from fedmom.data.source_files import file_identity
-from fedmom.data.store.saving import cached, save_store
+from fedmom.data.store.writer import cached, save_store
 
 WINDOW = 80
 BETWEEN = "\n"  # the texts of one client

@@ -8,3 +8,6 @@ streaming one client after another, and appears under its name only when it is c
     train_start.bin, train_size.bin, test_start.bin, test_size.bin      per client
     users.bin, users_end.bin                     names in UTF-8, and where each one ends
 """
+
+FORMAT = 1
+TABLES = ("train_start", "train_size", "test_start", "test_size", "users_end")

@@ -10,10 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Task
+from fedmom.data.store import FORMAT, TABLES
 
-FORMAT = 1
 EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
-TABLES = ("train_start", "train_size", "test_start", "test_size", "users_end")
 # Plain numbers, native on every machine that runs this. A file must never choose another type:
 # Python would follow the "pointers" of an array of objects.
 Type = Literal["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8"]

@@ -1,4 +1,7 @@
-"""Writing a packed store: one client after another, and under its name only when it is whole."""
+"""Write packed stores, client after client; a store gets its name only when it is complete.
+
+``cached`` packs a source into the cache once, ``save_store`` writes any dataset as a store.
+"""
 
 import contextlib
 import hashlib
@@ -6,7 +9,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,90 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import naming
-from fedmom.data.federated import Features
-from fedmom.data.store.checksums import remember
-from fedmom.data.store.manifest import FORMAT, TABLES
+from fedmom.core.files import cache_folder, naming
+from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.store import FORMAT, TABLES
+
+Ranges = list[tuple[int, int]]
+ClientRows = tuple[dict[str, NDArray[Any]], Ranges]
+
+
+def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedData:
+    """Open the cached store of a source, packing it first where there is none.
+
+    Args:
+        name: The first part of the store's name in the cache.
+        identity: All that the store depends on (files with sizes and times, options), in JSON.
+        pack: Writes the store to a folder.
+
+    Returns:
+        The dataset, mapped into memory.
+    """
+    from fedmom.data.store.reader import is_store, open_store  # loads pydantic
+
+    digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / f"{name}-{digest[:16]}"
+    if not is_store(folder):
+        pack(folder)
+    return open_store(folder)
+
+
+def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> None:
+    """Write all samples of a dataset, client after client, so that each lies side by side."""
+    columns = {n: (a.dtype.str, a.shape[1:]) for n, a in data.arrays.items() if n != "at"}
+    cut: Callable[[FederatedData, int, Sequence[Split]], ClientRows] = _rows
+    if data.features.kind == "text":
+        cut = _text
+        if "at" in data.arrays:
+            cut, columns["at"] = _windows, ("int32", ())
+    own_test = [data.test] if data.test_users is None else []
+    with Packer(
+        folder,
+        name=data.name,
+        features=data.features,
+        columns=columns,
+        source=source,
+        class_names=data.class_names,
+    ) as packer:
+        for k, user in enumerate(data.users):
+            arrays, ranges = cut(data, k, [data.train, *own_test])
+            packer.add(user, arrays, train=ranges[0], test=ranges[1] if own_test else (0, 0))
+        for k, user in enumerate(data.test_users or ()):
+            arrays, ranges = cut(data, k, [data.test])
+            packer.add(user, arrays, train=None, test=ranges[0])
+
+
+def _positions(k: int, parts: Sequence[Split]) -> tuple[NDArray[np.int64], Ranges]:
+    """Return a client's positions, part after part, and the range of each part in them."""
+    positions = [np.arange(p.start[k], p.start[k] + p.size[k]) for p in parts]
+    ends = np.cumsum([len(p) for p in positions])
+    ranges = [(int(e) - len(p), len(p)) for e, p in zip(ends, positions, strict=True)]
+    return np.concatenate(positions), ranges
+
+
+def _rows(data: FederatedData, k: int, parts: Sequence[Split]) -> ClientRows:
+    """Copy the rows of a client's samples."""
+    rows, ranges = _positions(k, parts)
+    rows = data.arrays["at"][rows] if "at" in data.arrays else rows
+    return {n: data.arrays[n][rows] for n in ("x", "y")}, ranges
+
+
+def _text(data: FederatedData, k: int, parts: Sequence[Split]) -> ClientRows:
+    """Copy the stretch of text that holds a client's windows."""
+    first = min(int(p.start[k]) for p in parts)
+    end = max(int(p.start[k] + p.size[k]) for p in parts) + data.features.shape[0]
+    ranges = [(int(p.start[k]) - first, int(p.size[k])) for p in parts]
+    return {"text": data.arrays["text"][first:end]}, ranges
+
+
+def _windows(data: FederatedData, k: int, parts: Sequence[Split]) -> ClientRows:
+    """Copy only the places of a client's windows; the first client brings the whole text."""
+    text = data.arrays["text"]
+    places, ranges = _positions(k, parts)
+    at = data.arrays["at"][places].astype(np.int64)
+    if k == 0 and parts[0] is data.train:
+        return {"text": text, "at": at}, ranges
+    return {"text": text[:0], "at": at - len(text)}, ranges
 
 
 class Packer:
@@ -74,34 +157,23 @@ class Packer:
         user: str,
         arrays: Mapping[str, NDArray[Any]],
         *,
-        train: tuple[int, int],
+        train: tuple[int, int] | None,
         test: tuple[int, int],
     ) -> None:
         """Add a client: its rows, and (first, count) of its train and test samples in them.
 
         Samples count positions in the last column: rows of x and y, symbols of text, or
-        entries of ``at``, whose values count from the client's own first symbol.
+        entries of ``at``, whose values count from the client's own first symbol. Clients that
+        are never trained on (``train=None``: LEAF's -t user) come after all others.
         """
-        if train[1] < 1:
+        if train is None:
+            train = (0, 0)
+        elif train[1] < 1:
             raise FedMomError(f"{self._name}: client {user!r} has no training samples.")
-        if self._trained < len(self._tables["users_end"]):
-            raise FedMomError(f"{self._name}: clients for testing only come last.")
-        self._trained += 1
-        self._add(user, arrays, train, test)
-
-    def add_test_only(
-        self, user: str, arrays: Mapping[str, NDArray[Any]], test: tuple[int, int]
-    ) -> None:
-        """Add a client that is never trained on (LEAF's -t user), after all that are."""
-        self._add(user, arrays, (0, 0), test)
-
-    def _add(
-        self,
-        user: str,
-        arrays: Mapping[str, NDArray[Any]],
-        train: tuple[int, int],
-        test: tuple[int, int],
-    ) -> None:
+        elif self._trained < len(self._tables["users_end"]):
+            raise FedMomError(f"{self._name}: clients for testing only must come last.")
+        else:
+            self._trained += 1
         base = list(self._rows.values())[-1]
         for name, (dtype, shape) in self._columns.items():
             values = np.asarray(arrays[name])
@@ -121,6 +193,8 @@ class Packer:
 
     def _finish(self) -> None:
         """Write tables and manifest, then give the directory its name."""
+        from fedmom.data.store.reader import remember  # loads pydantic, not needed for arrays
+
         if not self._trained:
             raise FedMomError(f"{self._name} has no clients.")
         for table, entries in self._tables.items():
