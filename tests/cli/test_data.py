@@ -176,7 +176,7 @@ def test_prepare_deals_a_table_that_has_no_clients(tmp_path):
     pytest.importorskip("pyarrow")
     visits(tmp_path)
     source = "visits.csv:label=ill,features=a+b"
-    assert "who has which row" in refused("data", "prepare", source, "--out", "s")
+    assert "no client IDs given" in refused("data", "prepare", source, "--out", "s")
     invoke("data", "prepare", source, "--partition", "iid:clients=4", "-t", "sample", "--out", "s")
     data = datasets.load("s")
     assert (data.clients, data.class_names) == (4, ("no", "yes"))

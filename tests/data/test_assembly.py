@@ -82,9 +82,9 @@ def test_data_without_classes_is_not_dealt_by_class(spec):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "who has which row"),
+        ({}, "no client IDs given"),
         ({"client_ids": [0, 1, 2], "partition": "iid:clients=2"}, "Give one of the two"),
-        ({"client_ids": [0] * 3, "test_fraction": 0.5, "is_test": [0, 0, 1]}, "marked already"),
+        ({"client_ids": [0] * 3, "test_fraction": 0.5, "is_test": [0, 0, 1]}, "already marked"),
         ({"client_ids": [0] * 3, "test_fraction": 0}, "above 0 and below 1"),
         ({"client_ids": [0] * 3, "test_fraction": float("nan")}, "above 0 and below 1"),
         ({"client_ids": [0] * 3, "test_fraction": 0.5, "seed": -1}, "seed=-1"),

@@ -89,7 +89,7 @@ def test_a_path_may_have_options_and_colons(own, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "who has which row"),
+        ("", "no client IDs given"),
         ("tests=0.5", "no option 'tests'. Its options: test_fraction, seed, task, partition"),
         ("test_fraction=half", "test_fraction='half' is not of type"),
         ("seed=-1,partition=iid:clients=2", "seed=-1 is not between 0 and"),

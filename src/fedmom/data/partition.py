@@ -132,8 +132,12 @@ def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
     is_test = np.repeat([False, True], [len(part) for part in parts])
     labels = _labels(data, positions) if data.features.task == "classes" else None
     owner = dealt(spec, labels, is_test, seed)
-    users = [f"client{k}" for k in range(int(owner.max()) + 1)]
-    return arranged(data, users, positions, owner, is_test)
+    return arranged(data, client_names(owner), positions, owner, is_test)
+
+
+def client_names(owner: NDArray[np.int64]) -> list[str]:
+    """Return the names of clients that a partition has made."""
+    return [f"client{k}" for k in range(int(owner.max()) + 1)]
 
 
 def dealt(

@@ -2,6 +2,8 @@
 
 import gzip
 import stat
+import textwrap
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,14 +52,34 @@ file, which no real data has. Save it without compression.
         )
 
 
-def read_gzip(path: Path) -> bytes:
-    """Return what a gzipped file holds.
+def said(error: BaseException) -> str:
+    """Return what a library says in one short line: it may put a file's bytes into it."""
+    return textwrap.shorten(str(error) or type(error).__name__, 300).rstrip(".")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, plain or gzipped, without its byte order mark."""
+    try:
+        return read_content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8 at byte {error.start}. Save the text as UTF-8."
+        raise FedMomError(message) from None
+
+
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a file, unpacked where its name ends in .gz.
 
     Raises:
-        FedMomError: It holds more than data can, or than this machine's memory.
-        OSError, EOFError, zlib.error: It is damaged.
+        FedMomError: It is damaged, or holds more than data can or than this machine's memory.
     """
-    return b"".join(_blocks(path))
+    try:
+        return b"".join(_blocks(path)) if path.suffix.lower() == ".gz" else path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FedMomError(
+            f"{path} is not a complete gzip file ({error}). Fetch it again."
+        ) from None
+    except OSError as error:
+        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

@@ -51,7 +51,7 @@ def test_an_npz_file_is_a_dataset(tmp_path):
     ("change", "says"),
     [
         ({"x": None}, "the array 'x' is missing"),
-        ({"user": None}, "who has which row"),
+        ({"user": None}, "no client IDs given"),
         ({"y": np.array([0, 1, 0])}, "y has 3"),
         ({"y": np.array([0.5, np.nan, 1, 0])}, "label of row 1 is nan"),
         ({"y": np.zeros((4, 2, 2))}, "3 dimensions"),

@@ -136,7 +136,9 @@ def test_torn_gzip_is_refused(tmp_path, cache, keep):
     write(tmp_path / "leaf/test/a.json", shard(TESTS))
     file = write(tmp_path / "leaf/train/a.json.gz", shard(GOOD))
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(FedMomError, match=r"train/a\.json\.gz: the file (is empty|cannot be read)"):
+    with pytest.raises(
+        FedMomError, match=r"train/a\.json\.gz(: the file is empty| is not a complete gzip)"
+    ):
         load_leaf(tmp_path / "leaf")
     assert not cache.exists()
 
@@ -148,7 +150,7 @@ def test_gzip_that_is_none_or_has_a_changed_byte_is_refused(tmp_path):
     content[len(content) // 2] ^= 1
     for bad in (bytes(content), b"plain text"):
         file.write_bytes(bad)
-        with pytest.raises(FedMomError, match=r"a\.json\.gz: "):
+        with pytest.raises(FedMomError, match=r"a\.json\.gz is not a complete gzip file"):
             load_leaf(tmp_path / "leaf")
 
 

@@ -163,7 +163,7 @@ BAD = {
     "no column": ("u,a,yy\n1,2,3\n", U, "no column in t.csv called 'y'.*Choose one of: u, a, yy"),
     "no inputs": ("u,y\n1,2\n", U, "no column left for the inputs"),
     "twice": ("u,a,y\n1,2,3\n", {**U, "features": "a+u"}, "'u' is named twice"),
-    "no clients": ("u,a,y\n1,2,3\n", {"label": "y"}, "who has which row"),
+    "no clients": ("u,a,y\n1,2,3\n", {"label": "y"}, "no client IDs given"),
     "both": ("u,a,y\n1,2,3\n", {**U, "partition": "iid"}, "Give one of the two"),
     "a mark": ("u,a,y,t\n1,2,3,maybe\n", {**U, "test": "t"}, "is_test of row 0 is 'maybe'"),
 }

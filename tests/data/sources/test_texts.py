@@ -96,10 +96,10 @@ def test_many_symbols_fit():
     ("texts", "options", "says"),
     [
         ({"a": "short"}, {}, "client 'a' has 5 characters, and a sample has window=80"),
-        ({"a": ANN}, {"window": 0}, "window=0 must be 1 or more"),
+        ({"a": ANN}, {"window": 0}, "window=0 must be at least 1"),
         ({"a": ANN}, {"client_ids": ["a"]}, "Leave client_ids out"),
         ({"a": ANN}, {"partition": "iid:clients=1"}, "Give one of the two"),
-        ([ANN], {}, "who has which row"),
+        ([ANN], {}, "no client IDs given"),
         ([ANN, BOB], {"client_ids": ["a"]}, "2 texts and 1 client ids"),
         ([ANN, 5], {"client_ids": ["a", "b"]}, "text 1 is a int"),
         ([ANN, BOB], {"partition": "dirichlet:clients=2"}, "Take iid or quantity"),
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(FedMomError, match=r"is no folder with \.txt files"):
         fedmom.from_texts(tmp_path)
     (tmp_path / "ann.txt").write_bytes(b"abc\xff")
-    with pytest.raises(FedMomError, match=r"ann\.txt: the byte at place 3 is not UTF-8"):
+    with pytest.raises(FedMomError, match=r"ann\.txt is not UTF-8 at byte 3"):
         fedmom.from_texts(tmp_path)
     (tmp_path / "bob").mkdir()
     (tmp_path / "bob" / "1.txt").write_text(BOB)

@@ -11,8 +11,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick_name
 from fedmom.core.validation import check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import assemble, check_division, inputs
-from fedmom.data.rows.client_ids import owners
+from fedmom.data.rows.assembly import Division, assemble, inputs, owners
 from fedmom.data.rows.labels import Labels, read_labels
 from fedmom.data.rows.values import numbers_or_texts, others_like, refuse_row
 
@@ -61,9 +60,7 @@ def from_table(
     client: str | None,
     features: Names | None,
     test: str | None,
-    test_fraction: float | None,
-    partition: str | None,
-    seed: int,
+    division: Division,
     task: Task | None,
     is_test: NDArray[np.bool_] | None = None,
     decode: Mapping[str, Decode] | None = None,
@@ -77,9 +74,7 @@ def from_table(
         client: The column of client ids.
         features: The columns of inputs; all others, if None.
         test: The column of test marks.
-        test_fraction: The share of every client's rows that is drawn for testing.
-        partition: How rows are dealt to clients, where there are no ids.
-        seed: The seed of both.
+        division: How rows are divided.
         task: What the labels are, where it does not show.
         is_test: The test marks themselves, in place of a column.
         decode: Columns that are images, with what makes an array of them.
@@ -88,7 +83,7 @@ def from_table(
     if test is not None and is_test is not None:
         raise FedMomError(f"{table.name} has a split for testing already. Leave test={test} out.")
     marked = test is not None or is_test is not None
-    check_division(table.name, client is not None, marked, test_fraction, partition, seed)
+    division.check(table.name, ids=client is not None, marked=marked)
     labels = listed(label, table.columns)
     others = [*labels, *filter(None, (client, test))]
     if features is None:
@@ -105,10 +100,8 @@ def from_table(
         x,
         _named(table, _labels(table, labels, x.shape[1:], task), class_names),
         None if client is None else owners(table.name, _ids(table, client)),
-        is_test=is_test if test is None else _values(table, test),
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division,
+        is_test if test is None else _values(table, test),
     )
 
 

@@ -2,7 +2,6 @@
 
 import io
 import struct
-import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import track
 from fedmom.core.validation import check_memory
+from fedmom.data.source_files import said
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -52,7 +52,7 @@ def read_images(name: str, sources: Sequence[ImageFile], size: int | str | None)
     if shape is None:
         raise FedMomError(f"{name} has no images.")
     whole = (len(sources), *shape) if gray else (len(sources), *shape, 3)
-    check_memory(f"{name} with {len(sources):,} images", int(np.prod(whole)), "Take size=.")
+    check_memory(f"{name} with {len(sources):,} images", int(np.prod(whole)), "Use size=.")
     out = np.empty(whole, np.uint8)
     for place, source in enumerate(track(sources, f"decoding {name}")):
         out[place] = _decoded(name, source, place, shape, "L" if gray else "RGB")
@@ -67,8 +67,8 @@ def _size(name: str, size: int | str) -> tuple[int, int]:
         sides = []
     if len(sides) not in (1, 2) or not all(1 <= side <= MOST_SIDE for side in sides):
         raise FedMomError(
-            f"{name}: size={size} is no size. Write a side from 1 to {MOST_SIDE}, such as size=32,"
-            " or height and width, such as size=32x24."
+            f"{name}: size={size} is not a size. Write a side from 1 to {MOST_SIDE}, such as"
+            " size=32, or height and width, such as size=32x24."
         )
     return sides[0], sides[-1]
 
@@ -118,9 +118,8 @@ def _opened(name: str, source: ImageFile, place: int) -> Any:
 
 
 def _damaged(name: str, source: ImageFile, place: int, error: BaseException) -> FedMomError:
-    said = textwrap.shorten(str(error) or type(error).__name__, 200).rstrip(".")
     return FedMomError(
-        f"{name}: {_called(source, place)} is not a readable image: {said}. It may be"
+        f"{name}: {_called(source, place)} is not a readable image: {said(error)}. It may be"
         f" {', '.join(IMAGE_FORMATS)}."
     )
 

@@ -2,9 +2,6 @@
 
 import lzma
 import math
-import os
-import sys
-import textwrap
 import tokenize
 import zipfile
 import zlib
@@ -16,13 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.validation import Seed
+from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import assemble, check_division, inputs
-from fedmom.data.rows.client_ids import owners
+from fedmom.data.rows.assembly import Division, assemble, inputs, owners
 from fedmom.data.rows.labels import read_labels
 from fedmom.data.rows.values import as_array, as_plain
-from fedmom.data.source_files import check_ratio, file_identity
+from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
 NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
@@ -89,7 +85,8 @@ def from_arrays(
         'regression'
     """
     ids = None if client_ids is None else as_array(f"{name}: client ids", client_ids)
-    check_division(name, ids is not None, is_test is not None, test_fraction, partition, seed)
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=ids is not None, marked=is_test is not None)
     array = inputs(name, as_plain(f"{name}: x", as_array(f"{name}: x", x)))
     labels = read_labels(name, as_array(f"{name}: labels", y), array.shape[1:], task)
     return assemble(
@@ -97,10 +94,8 @@ def from_arrays(
         array,
         labels,
         None if ids is None else owners(name, ids, users),
-        is_test=None if is_test is None else as_array(f"{name}: is_test", is_test),
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division,
+        None if is_test is None else as_array(f"{name}: is_test", is_test),
     )
 
 
@@ -118,28 +113,19 @@ def load_npz(
     partition: str | None = None,
 ) -> FederatedData:
     """Open an .npz file of arrays; the first time it is packed, later only mapped."""
-
-    def pack(folder: Path) -> None:
-        data = from_npz(
-            path, test_fraction=test_fraction, seed=seed, task=task, partition=partition
-        )
-        save_store(data, folder, {"files": file_identity([path])})
-
-    options = [test_fraction, seed, task, partition]
-    return cached(path.stem, ["npz", NPZ_READER, file_identity([path]), options], pack)
+    files = file_identity([path])
+    options = {"test_fraction": test_fraction, "seed": seed, "task": task, "partition": partition}
+    return cached(
+        path.stem,
+        ["npz", NPZ_READER, files, [*options.values()]],
+        lambda folder: save_store(from_npz(path, **options), folder, {"files": files}),
+    )
 
 
-def from_npz(
-    path: Path,
-    *,
-    test_fraction: float | None = None,
-    seed: int = 0,
-    task: Task | None = None,
-    partition: str | None = None,
-) -> FederatedData:
+def from_npz(path: Path, **options: Any) -> FederatedData:
     """Read an .npz file: ``x`` and ``y``, and where it has them ``user``, ``users``, ``is_test``.
 
-    Nothing in it is run (no pickled objects). The other arguments are those of ``from_arrays``.
+    Nothing in it is run (no pickled objects). The options are those of ``from_arrays``.
     """
     found = read_npz(path, ("x", "y"), ("user", "users", "is_test"))
     return from_arrays(
@@ -147,12 +133,9 @@ def from_npz(
         found["y"],
         found.get("user"),
         is_test=found.get("is_test"),
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
-        task=task,
         users=[str(u) for u in found["users"].ravel()] if _numbers(found) else None,
         name=path.stem,
+        **options,
     )
 
 
@@ -189,9 +172,7 @@ def read_npz(
     except FedMomError:
         raise
     except DAMAGE as error:
-        # A library may put all of a file's bytes into its message.
-        said = textwrap.shorten(str(error) or type(error).__name__, 200)
-        raise FedMomError(f"{path} is not a readable .npz file: {said.rstrip('.')}.") from None
+        raise FedMomError(f"{path} is not a readable .npz file: {said(error)}.") from None
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
@@ -213,11 +194,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
         remedy = "Save it without compression (np.savez) if it is right."
         packed = min(entry.compress_size, path.stat().st_size)  # the first is the file's own word
         check_ratio(f"{path}: {name}", size, packed, remedy)
-        if size > _memory():
-            raise FedMomError(
-                f"{path}: {name} has {size:,} bytes, more than this machine has memory."
-                " Pack it in parts (docs/data.md)."
-            )
+        check_memory(f"{path}: {name}", size, "Pack it in parts (docs/data.md).")
         content = file.read(size)
     if len(content) < size:
         raise FedMomError(f"{path}: {name} ends after {len(content):,} of {size:,} bytes.")
@@ -234,10 +211,3 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version not in read:
         raise ValueError(f"an array of the format {version}, which is not known")
     return read[version](file)
-
-
-def _memory() -> int:
-    """Return the bytes of memory that this machine has; where that is not known, no bound."""
-    if not hasattr(os, "sysconf"):
-        return sys.maxsize
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -30,7 +30,6 @@ and 2,140,051 samples, with these peculiarities, which are kept because they are
   line of prose such as "  knowledge. When I burned" makes a role of its own.
 """
 
-import gzip
 import re
 import unicodedata
 import zlib
@@ -44,7 +43,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.source_files import file_identity, read_gzip
+from fedmom.data.source_files import file_identity, read_text
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
 from fedmom.data.store.writer import Packer, cached
 
@@ -90,7 +89,8 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
     They come in the order in which they first speak (LEAF's own is that of a directory).
     """
     lines: dict[str, list[str]] = {}
-    for title, body in _plays(path, _read(path).splitlines()[1:]):
+    text = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
+    for title, body in _plays(path, text.splitlines()[1:]):
         said = _said(body, _FLUSH if title == "THE COMEDY OF ERRORS" else _INDENTED)
         for name in said if len(said) > 1 else ():
             if len(said[name]) > 2:
@@ -154,23 +154,6 @@ def _plain(text: str) -> str:
     """Exchange typographic and accented characters for plain ones, one for one."""
     unaccented = {ord(c): unicodedata.normalize("NFD", c)[0] for c in set(text)}
     return text.translate({**unaccented, **_TYPOGRAPHIC})
-
-
-def _read(path: Path) -> str:
-    """Return a file's text, plain or gzipped, without byte order mark and carriage returns."""
-    try:
-        packed = path.suffix.lower() == ".gz"
-        content = read_gzip(path) if packed else path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FedMomError(
-            f"{path} is not UTF-8 (byte {error.start}). Convert it, or take Gutenberg's UTF-8 file."
-        ) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FedMomError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from None
-    except OSError as error:
-        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _plays(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.columns import Names, Table, from_table, needed
 from fedmom.data.rows.images import read_images
 
@@ -78,9 +79,7 @@ def from_huggingface(
         features=features if features is not None or len(images) != 1 else images,
         test=test,
         is_test=marks,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
         decode={column: _decoder(name, size) for column in images},
         class_names=_names(dataset, label),

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed
 from fedmom.data.federated import FederatedData
-from fedmom.data.rows.assembly import NoClientsError, assemble, check_division
-from fedmom.data.rows.client_ids import owners
+from fedmom.data.rows.assembly import Division, NoClientsError, assemble, owners
 from fedmom.data.rows.images import SUFFIXES, read_images
 from fedmom.data.rows.labels import read_labels
 from fedmom.data.rows.values import numbers_or_texts
@@ -74,7 +74,8 @@ def from_images(
             " partition=iid:clients=10 (`fedmom data list` shows all partitions); or give folders"
             " client/class/image."
         )
-    check_division(name, has_clients, False, test_fraction, partition, seed)
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=has_clients)
     x = read_images(name, files, size)
     labels = read_labels(name, numbers_or_texts([p[-2] for p in parts]), x.shape[1:], "classes")
     return assemble(
@@ -82,9 +83,7 @@ def from_images(
         x,
         labels,
         owners(name, numbers_or_texts([p[0] for p in parts])) if has_clients else None,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division,
     )
 
 
@@ -102,16 +101,17 @@ def load_images(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of images; the first time it is packed, later only mapped."""
-
-    def pack(folder: Path) -> None:
-        data = from_images(
-            path, size=size, test_fraction=test_fraction, seed=seed, partition=partition
-        )
-        save_store(data, folder, {"folder": str(path)})
-
-    options = [size, test_fraction, seed, partition]
-    files = file_identity(list(_image_files(path)))
-    return cached(path.name, ["images", READER, files, options], pack)
+    options: dict[str, Any] = {
+        "size": size,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "partition": partition,
+    }
+    return cached(
+        path.name,
+        ["images", READER, file_identity(list(_image_files(path))), [*options.values()]],
+        lambda folder: save_store(from_images(path, **options), folder, {"folder": str(path)}),
+    )
 
 
 def _image_files(top: Path) -> Iterator[Path]:

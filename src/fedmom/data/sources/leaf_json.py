@@ -10,7 +10,6 @@ objects. 784 numbers are an image of 28 x 28 (as FEMNIST's), any other count is 
 
 import json
 import re
-import zlib
 from collections import Counter, deque
 from itertools import chain
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.source_files import read_gzip
+from fedmom.data.source_files import read_content
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode
 
 SIDE = 28
@@ -126,10 +125,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _text(path: Path) -> str:
-    try:
-        content = read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise refusal(path, f"the file cannot be read ({error}).") from None
+    content = read_content(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,7 +1,6 @@
 """Tables of a user's own: a pandas DataFrame, a CSV file, a Parquet file."""
 
 import contextlib
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -10,8 +9,9 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.columns import SMALLER, Names, Table, from_table, import_arrow, listed
-from fedmom.data.source_files import check_ratio, file_identity
+from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def from_csv(
         client=client,
         features=wanted,
         test=test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
     )
 
@@ -119,9 +117,7 @@ def from_parquet(
         client=client,
         features=features,
         test=test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
     )
 
@@ -170,7 +166,7 @@ def from_dataframe(
         try:
             return pa.chunked_array([pa.array(frame[column], from_pandas=True)])
         except (pa.ArrowException, TypeError) as error:
-            raise FedMomError(f"{name}: column {column!r} cannot be read: {_said(error)}") from None
+            raise FedMomError(f"{name}: column {column!r} cannot be read: {said(error)}.") from None
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.rename(columns=str)
@@ -180,9 +176,7 @@ def from_dataframe(
         client=client,
         features=features,
         test=test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
     )
 
@@ -216,11 +210,12 @@ def load_table(
         "task": task,
         "partition": partition,
     }
-
-    def pack(folder: Path) -> None:
-        save_store(read(path, **options), folder, {"files": file_identity([path]), **options})
-
-    return cached(path.stem, ["table", READER, file_identity([path]), options], pack)
+    files = file_identity([path])
+    return cached(
+        path.stem,
+        ["table", READER, files, options],
+        lambda folder: save_store(read(path, **options), folder, {"files": files, **options}),
+    )
 
 
 def _csv(path: Path, wanted: list[str] | None, client: str | None) -> Table:
@@ -316,10 +311,4 @@ def _readable(path: Path, pa: Any) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
             raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-        raise FedMomError(f"{path} cannot be read: {_said(error)}") from None
-
-
-def _said(error: Exception) -> str:
-    """Return what a library says, in one short line: it may put a file's bytes into it."""
-    text = textwrap.shorten(str(error) or type(error).__name__, 300)
-    return text if text.endswith(".") else f"{text}."
+        raise FedMomError(f"{path} cannot be read: {said(error)}.") from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,11 +11,10 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split, aligned
-from fedmom.data.partition import dealt
-from fedmom.data.rows.assembly import check_division
-from fedmom.data.rows.client_ids import Owners, owners
+from fedmom.data.partition import client_names, dealt
+from fedmom.data.rows.assembly import Division, Owners, owners
 from fedmom.data.rows.values import as_array, numbers_or_texts
-from fedmom.data.source_files import file_identity
+from fedmom.data.source_files import file_identity, read_text
 from fedmom.data.store.writer import cached, save_store
 
 WINDOW = 80
@@ -59,7 +59,7 @@ def from_texts(
         (['ann', 'bob'], [79, 70], ' adeginost')
     """
     if window < 1:
-        raise FedMomError(f"texts: window={window} must be 1 or more.")
+        raise FedMomError(f"texts: window={window} must be at least 1.")
     ids = None if client_ids is None else as_array("texts: client ids", client_ids)
     if isinstance(texts, str | Path):
         top = user_path(str(texts), "folder")
@@ -70,7 +70,7 @@ def from_texts(
         if ids is not None:
             raise FedMomError(f"{name}: a mapping has clients already. Leave client_ids out.")
         texts, ids = list(texts.values()), np.array(list(texts), object)
-    check_division(name, ids is not None, False, test_fraction, partition, seed)
+    Division(test_fraction, partition, seed).check(name, ids=ids is not None)
     joined = _joined(name, list(texts), ids, partition, seed)
     return _windows(name, joined, window, test_fraction)
 
@@ -89,15 +89,17 @@ def load_texts(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of texts; the first time it is packed, later only mapped."""
-
-    def pack(folder: Path) -> None:
-        data = from_texts(
-            path, window=window, test_fraction=test_fraction, seed=seed, partition=partition
-        )
-        save_store(data, folder, {"folder": str(path)})
-
-    options = [window, test_fraction, seed, partition]
-    return cached(path.name, ["texts", READER, file_identity(_files(path)), options], pack)
+    options: dict[str, Any] = {
+        "window": window,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "partition": partition,
+    }
+    return cached(
+        path.name,
+        ["texts", READER, file_identity(_files(path)), [*options.values()]],
+        lambda folder: save_store(from_texts(path, **options), folder, {"folder": str(path)}),
+    )
 
 
 def _files(top: Path) -> list[Path]:
@@ -122,21 +124,10 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
         )
     size = sum(file.stat().st_size for file in files)
     check_memory(str(top), 8 * size, "Take fewer files.")
-    texts = [_read(file) for file in files]
+    texts = [read_text(file).replace("\r\n", "\n") for file in files]
     if in_folders == {True}:
         return texts, numbers_or_texts([file.parent.name for file in files])
     return texts, numbers_or_texts([file.stem for file in files]) if as_clients else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise FedMomError(
-            f"{file}: the byte at place {error.start} is not UTF-8. Save the text as UTF-8."
-        ) from None
-    except OSError as error:
-        raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def _joined(
@@ -151,7 +142,7 @@ def _joined(
     if ids is None:
         assert partition is not None
         rows = dealt(partition, None, np.zeros(len(texts), bool), seed)
-        clients = Owners([f"client{k}" for k in range(int(rows.max()) + 1)], rows)
+        clients = Owners(client_names(rows), rows)
     else:
         clients = owners(name, ids)
     if len(clients.rows) != len(texts):

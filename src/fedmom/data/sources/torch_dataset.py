@@ -9,7 +9,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.progress import track
 from fedmom.core.validation import check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import check_division
+from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.values import COUNTED
 from fedmom.data.sources.arrays import from_arrays
 
@@ -60,9 +60,8 @@ def from_torch(
         ([2, 1], ('no', 'yes'))
     """
     name = name or type(dataset).__name__
-    check_division(
-        name, client_ids is not None, is_test is not None, test_fraction, partition, seed
-    )
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=client_ids is not None, marked=is_test is not None)
     try:
         count = len(dataset)
     except TypeError:
@@ -92,9 +91,7 @@ def from_torch(
         y,
         client_ids,
         is_test=is_test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        **division._asdict(),
         task=task,
         name=name,
     )
