@@ -11,8 +11,8 @@ import scipy.special
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
 from fedmom.models import MODELS, build
-from fedmom.models._conv_pool import LARGE
 from fedmom.models.base import dropout
+from fedmom.models.kernels import LARGE
 
 IMAGE = Features("image", (28, 28), 62)
 VECTOR = Features("vector", (60,), 10)

@@ -18,7 +18,7 @@ from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import limits
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
 from fedmom.experiments.step_sizes import default_lr
-from fedmom.models import adapters, checks
+from fedmom.models import adapters, base
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime, Workload
@@ -152,7 +152,7 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     integers = adapters.has_integers(data)
     model, algorithm, work = parts(config, data.features, integers=integers)
     if "@" in config.model:  # a user's own
-        checks.check(model, data.features, adapters.example(data))
+        base.check(model, data.features, adapters.example(data))
     limits.check(config, work, data)
     draw = SAMPLERS.build(config.sampler, data.train.size)
     pace: Pace = PACES.build(config.pace, draw, config.clients_per_round)

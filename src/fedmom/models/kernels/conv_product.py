@@ -5,7 +5,7 @@ placed at all four: there are four times fewer patches to copy than with a patch
 for some products with zero.
 
 Samples are the last axis, the one that lies in memory side by side. Squares are listed by even and
-odd rows, even and odd columns, which is how ``_conv_toom_cook`` reads them.
+odd rows, even and odd columns, which is how ``conv_toom_cook`` reads them.
 """
 
 from functools import partial, reduce
@@ -18,7 +18,7 @@ from jax import lax
 
 from fedmom.core.fusion import kernel
 from fedmom.core.types import Params
-from fedmom.models._pooling import (
+from fedmom.models.kernels.pooling import (
     BELOW,
     BESIDE,
     LEFT,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from fedmom.core.types import Params
-from fedmom.models._net import Net, Path, arguments, beside_state, flags, marked, paths
+from fedmom.models.nets import Net, Path, arguments, beside_state, flags, marked, paths
 
 SOWN = "intermediates"  # what linen modules leave for whoever looks on: no state
 

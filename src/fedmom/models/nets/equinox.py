@@ -8,7 +8,7 @@ import jax
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.models._net import Net, arguments
+from fedmom.models.nets import Net, arguments
 
 AXIS = "batch"  # of the batch, where no layer names another
 

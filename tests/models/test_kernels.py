@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from fedmom.core.fusion import plain_calls
 from fedmom.data.federated import Features
 from fedmom.models import build
-from fedmom.models._conv_pool import (
+from fedmom.models.base import conv, dense, linear
+from fedmom.models.kernels import (
+    FEW_SAMPLES,
     LARGE,
+    NEAR,
     by_convolution,
     by_product,
     by_toom_cook,
     conv_relu_pool,
     linear_of_maps,
 )
-from fedmom.models._conv_toom_cook import PIXELS, SUMS, WEIGHTS, overlapped
-from fedmom.models._dense import FEW, NEAR
-from fedmom.models.base import conv, dense, linear
+from fedmom.models.kernels.conv_toom_cook import PIXELS, SUMS, WEIGHTS, overlapped
 from tests.models.conv_by_hand import by_hand
 
 # Samples, height, width, channels, filters, padding, and the form that nets use for it. 13 and 15
@@ -219,7 +220,7 @@ def test_large_batches_of_many_filters_give_the_same_values():
 
 
 @pytest.mark.parametrize(
-    ("samples", "outputs"), [(1, 7), (FEW, 7), (FEW + 1, 7), (2, NEAR // 2 + 1)]
+    ("samples", "outputs"), [(1, 7), (FEW_SAMPLES, 7), (FEW_SAMPLES + 1, 7), (2, NEAR // 2 + 1)]
 )
 def test_a_dense_layer_has_the_gradients_of_a_product(samples, outputs):
     maps = np.random.default_rng(0).normal(size=(samples, 3, 5, 2)).astype(np.float32)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from fedmom.core.fusion import kernel
 from fedmom.core.types import Params
-from fedmom.models._conv_product import PatchGrid
-from fedmom.models._pooling import (
+from fedmom.models.kernels.conv_product import PatchGrid
+from fedmom.models.kernels.pooling import (
     BELOW,
     BESIDE,
     LEFT,

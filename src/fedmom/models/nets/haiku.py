@@ -6,7 +6,7 @@ import haiku as hk
 import jax
 
 from fedmom.core.types import Params
-from fedmom.models._net import FLAGS, Net, Path, flags, marked
+from fedmom.models.nets import FLAGS, Net, Path, flags, marked
 
 
 def net(transformed: Any, x: jax.Array) -> Net:
