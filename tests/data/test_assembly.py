@@ -192,7 +192,7 @@ def test_a_task_that_is_given_counts():
         ([1e300, 1], "classes", "label of row 0 is 1e"),
         ([float("nan"), 1], "classes", "label of row 0 is nan"),
         ([1e300, 1], "regression", "label of row 0 is 1e"),
-        (["a", "b"], "regression", "are no numbers"),
+        (["a", "b"], "regression", "are not numbers"),
         ([["a", "b"], ["a", "a"]], "multilabel", "are not 0 and 1"),
         ([[0, 1], [1, 2]], "multilabel", "label of row 1, column 1 is 2.*0 or 1"),
         ([0, 1], "multilabel", r"shape \(2,\); task multilabel needs \(2, labels\)"),

@@ -61,7 +61,7 @@ def test_a_prepared_dataset_goes_by_its_name(tmp_path, monkeypatch):
 
 def test_a_path_that_is_no_dataset_is_refused_with_the_formats(tmp_path):
     (tmp_path / "notes.md").write_text("nothing")
-    with pytest.raises(FedMomError, match="no dataset that is read here") as error:
+    with pytest.raises(FedMomError, match="is not a known dataset") as error:
         load(str(tmp_path / "notes.md"))
     assert all(form in str(error.value) for form in FORMATS)
 

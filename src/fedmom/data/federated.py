@@ -9,7 +9,7 @@ positions leads to them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 
 ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped files do
-
-
 Task = Literal["classes", "regression", "multilabel", "sequence"]
 _LABELS: dict[Task, str] = {  # what ``Features.classes`` counts
     "classes": "classes",
@@ -144,6 +142,13 @@ classes>
             Where each client's samples of the split are.
         """
         return self.train if name == "train" else self.test
+
+
+def capacity(arrays: Mapping[str, NDArray[Any]], window: int) -> int:
+    """Return how many samples arrays can hold; ``window`` is the length of those of text."""
+    if "at" in arrays:
+        return len(arrays["at"])
+    return max(0, len(arrays["text"]) - window) if "text" in arrays else len(arrays["y"])
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:

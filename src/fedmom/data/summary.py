@@ -1,7 +1,6 @@
 """A dataset in numbers: its row of the paper's Table 2, its faults, a checksum of its content."""
 
 import hashlib
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import FederatedData, capacity
 from fedmom.data.leaf_sampling import sample_counts
 
 AT_ONCE = 2**24  # bytes hashed at a time: mapped arrays may be larger than the memory
@@ -26,8 +25,7 @@ class Statistics(NamedTuple):
     std: float
 
 
-@dataclass(frozen=True)
-class PaperRow:
+class PaperRow(NamedTuple):
     """A row of Table 2 as the paper prints it."""
 
     name: str
@@ -58,22 +56,16 @@ def label_mix(data: FederatedData, client: int) -> NDArray[np.int64]:
 
     A sample of multi-label data or of a sequence counts for all the labels that it has.
     """
+    if data.features.task == "regression":
+        raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
     start, size = int(data.train.start[client]), int(data.train.size[client])
     positions: NDArray[np.int64] | slice = slice(start, start + size)
     if "at" in data.arrays:
         positions = data.arrays["at"][positions]
-    if data.features.kind == "text":
-        window = data.features.shape[0]
-        text = data.arrays["text"]
-        labels = (
-            text[start + window : start + size + window]
-            if isinstance(positions, slice)
-            else text[positions + window]
-        )
+    if data.features.kind == "text":  # the label of a window is the symbol after it
+        labels = data.arrays["text"][data.features.shape[0] :][positions]
     else:
         labels = data.arrays["y"][positions]
-    if data.features.task == "regression":
-        raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
     if data.features.task == "multilabel":
         return labels.sum(0, dtype=np.int64)
     return np.bincount(labels.ravel(), minlength=data.features.classes)
@@ -90,7 +82,8 @@ def faults(data: FederatedData) -> list[str]:
         top = 1 if data.features.task == "multilabel" else data.features.classes - 1
         if labels.size and (wrong := int(labels.max())) > top:
             sentences.append(f"a label {wrong} is outside 0..{top}.")
-    top = _positions(data.features, data.arrays)
+    window = data.features.shape[0]
+    top = capacity(data.arrays, window)
     for name in ("train", "test"):
         part = data.split(name)
         ends = (part.start + part.size)[part.size > 0]
@@ -99,18 +92,9 @@ def faults(data: FederatedData) -> list[str]:
     if "at" in data.arrays and data.arrays["at"].size:
         rows = {n: a for n, a in data.arrays.items() if n != "at"}
         at = data.arrays["at"]
-        if int(at.min()) < 0 or int(at.max()) >= _positions(data.features, rows):
+        if int(at.min()) < 0 or int(at.max()) >= capacity(rows, window):
             sentences.append("the table of positions leads outside the data.")
     return sentences
-
-
-def _positions(features: Features, arrays: dict[str, NDArray[np.generic]]) -> int:
-    """Return how many samples the arrays can hold."""
-    if "at" in arrays:
-        return len(arrays["at"])
-    if features.kind == "text":
-        return len(arrays["text"]) - features.shape[0]
-    return len(arrays["y"])
 
 
 def facts(data: FederatedData) -> dict[str, Any]:

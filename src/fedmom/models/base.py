@@ -238,8 +238,3 @@ def need(model: str, features: Features, kinds: Sequence[str]) -> None:
             f"{model} returns one label per input, and this data has one at every position. Give"
             " a net of your own, which does: fedmom.model (docs/models.md)."
         )
-
-
-def flat_size(features: Features) -> int:
-    """The number of values in one input."""
-    return math.prod(features.shape)

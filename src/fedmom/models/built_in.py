@@ -1,5 +1,6 @@
 """The built-in models: linear and perceptron, LeNet-5 and LEAF's CNN, the paper's LSTM."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -17,7 +18,6 @@ from fedmom.models.base import (
     conv,
     dense,
     dropout,
-    flat_size,
     linear,
     need,
 )
@@ -30,7 +30,7 @@ MOST_LAYERS = 1000
 def logreg(features: Features) -> Model:
     """Logistic regression (vectors, images)."""
     need("logreg", features, ("vector", "image"))
-    numbers = (flat_size(features) + 1) * features.classes
+    numbers = (math.prod(features.shape) + 1) * features.classes
     check_parameters(f"logreg for {features.classes:,} classes", numbers)
     return _perceptron(features, [])
 
@@ -43,14 +43,14 @@ def mlp(
 ) -> Model:
     """Multilayer perceptron with ReLU, McMahan's 2NN by default (vectors, images)."""
     need("mlp", features, ("vector", "image"))
-    first, last = flat_size(features), features.classes
+    first, last = math.prod(features.shape), features.classes
     numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last
     check_parameters(f"mlp:hidden={hidden},layers={layers}", numbers)
     return _perceptron(features, [hidden] * layers)
 
 
 def _perceptron(features: Features, hidden: list[int]) -> Model:
-    sizes = [flat_size(features), *hidden, features.classes]
+    sizes = [math.prod(features.shape), *hidden, features.classes]
 
     def init(key: jax.Array) -> Params:
         keys = split(key, len(sizes) - 1)

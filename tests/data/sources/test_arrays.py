@@ -60,7 +60,7 @@ def test_an_npz_file_is_a_dataset(tmp_path):
         ({"x": np.full((4, 3), np.nan)}, "row 0, column 0 is nan"),
         ({"x": np.array([None] * 4)}, "of type object; it must hold plain numbers"),
         ({"x": np.zeros(4, [("a", int), ("b", float)])}, "must hold plain numbers"),
-        ({"x": np.full((4, 3), 1e300)}, "is 1e\\+300, .* must be finite as a float of 32 bits"),
+        ({"x": np.full((4, 3), 1e300)}, "is 1e\\+300, .* must be finite as a 32-bit float"),
         ({"x": np.full((4, 3), 1j)}, "type complex128.*not complex ones"),
         ({"x": np.float32(1)}, "0 dimensions"),
         ({"x": np.zeros((4, 0))}, "no rows, or its rows have no values"),

@@ -16,7 +16,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Split, aligned_rows
 from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.labels import Labels
-from fedmom.data.rows.values import COUNTED, refuse_row
+from fedmom.data.rows.values import COUNTED, as_floats, refuse_row
 
 MARKS = {"train": False, "training": False, "test": True}
 
@@ -57,13 +57,14 @@ class Division(NamedTuple):
         fraction = self.test_fraction
         if ids and self.partition is not None:
             raise FedMomError(
-                f"{name}: there are client ids, and partition={self.partition} would make other"
-                " clients. Give one of the two."
+                f"{name} has clients already, and partition={self.partition} would make others."
+                " Give one of the two."
             )
         if not ids and self.partition is None:
             raise NoClientsError(
-                f"{name}: no client IDs given. Give them (of a table, client=COLUMN), or have the"
-                " rows dealt: partition=iid:clients=10 (`fedmom data list` shows all partitions)."
+                f"{name}: no client IDs given. Give them (tables: client=COLUMN; images: folders"
+                " client/class/image), or have the rows dealt: partition=iid:clients=10 (`fedmom"
+                " data list` shows all partitions)."
             )
         if marked and fraction is not None:
             raise FedMomError(
@@ -137,10 +138,7 @@ def inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind in "bf":
-        with np.errstate(over="ignore"):
-            floats = x.astype(np.float32)
-        refuse_row(f"{name}: a value in x", ~np.isfinite(floats), x, "finite as a float of 32 bits")
-        return floats
+        return as_floats(f"{name}: a value in x", x)
     bounds = np.iinfo(np.int32)
     if x.min() < bounds.min or x.max() > bounds.max:
         raise FedMomError(

@@ -13,7 +13,7 @@ from fedmom.core.validation import check_memory
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division, assemble, inputs, owners
 from fedmom.data.rows.labels import Labels, read_labels
-from fedmom.data.rows.values import numbers_or_texts, others_like, refuse_row
+from fedmom.data.rows.values import as_floats, numbers_or_texts, others_like, refuse_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -214,15 +214,12 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
     what = f"{table.name}: column {name!r}"
     if column.dtype.kind == "O":
         wrong = np.array([not _is_float(text) for text in column])
-        refuse_row(f"{what}: the value", wrong, column, "a number, or the column none of features=")
+        refuse_row(
+            f"{what}: the value", wrong, column, "a number, or exclude the column with features="
+        )
         column = column.astype(np.float64)
-    if column.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            floats = column.astype(np.float32)
-        refuse_row(f"{what}: the value", ~np.isfinite(floats), column, "finite as a 32-bit float")
-        return floats
-    if column.dtype.kind == "b":
-        return column.astype(np.float32)
+    if column.dtype.kind in "bf":
+        return as_floats(f"{what}: the value", column)
     if column.dtype.itemsize > 4 or column.dtype == np.uint32:
         bounds = np.iinfo(np.int32)
         wrong = (column < bounds.min) | (column > bounds.max)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Task
-from fedmom.data.rows.values import as_plain, refuse_row
+from fedmom.data.rows.values import as_floats, as_plain, refuse_row
 
 LARGEST_LABEL = 2**31 - 2
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -87,10 +87,8 @@ def _guessed(name: str, y: NDArray[Any], inputs: tuple[int, ...]) -> Task:
 
 def _regression(name: str, y: NDArray[Any]) -> Labels:
     if y.dtype.kind not in "biuf":
-        raise FedMomError(f"{name}: labels of type {y.dtype} are no numbers. {ALLOWED}.")
-    with np.errstate(over="ignore"):
-        values = y.reshape(len(y), -1).astype(np.float32)
-    refuse_row(f"{name}: the label", ~np.isfinite(values), y, "a finite number of 32 bits")
+        raise FedMomError(f"{name}: labels of type {y.dtype} are not numbers. {ALLOWED}.")
+    values = as_floats(f"{name}: the label", y).reshape(len(y), -1)
     return Labels(values, values.shape[1], "regression")
 
 

@@ -67,6 +67,14 @@ def refuse_row(what: str, wrong: NDArray[np.bool_], values: NDArray[Any], allowe
     )
 
 
+def as_floats(what: str, values: NDArray[Any]) -> NDArray[np.float32]:
+    """Return numbers as floats of 32 bits; those that are not finite, or too large, are refused."""
+    with np.errstate(over="ignore"):
+        floats = values.astype(np.float32)
+    refuse_row(what, ~np.isfinite(floats), values, "finite as a 32-bit float")
+    return floats
+
+
 def others_like(bad: NDArray[np.bool_]) -> str:
     """Say how many other rows have the fault, and how rows are counted."""
     others = int(bad.sum()) - 1

@@ -67,13 +67,6 @@ def glyphs(
     them for training. A writer's hand and mix of characters depend on ``seed`` and its number
     only, so that a larger population begins with the smaller one.
     """
-    for option, value, least, most in (
-        ("writers", writers, 1, 10**6),
-        ("samples", samples, 2, 10**5),
-        ("seed", seed, 0, 2**63 - 1),
-    ):
-        if not least <= value <= most:
-            raise FedMomError(f"glyphs: {option}={value} is not between {least:,} and {most:,}.")
     identity: dict[str, int | str] = {"writers": writers, "samples": samples, "seed": seed}
     # What is drawn can also change with this file, the fonts and the library that renders them.
     identity["generator"] = GENERATOR

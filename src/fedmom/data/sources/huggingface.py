@@ -12,6 +12,7 @@ from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.columns import Names, Table, from_table, needed
 from fedmom.data.rows.images import read_images
+from fedmom.data.source_files import read_content
 
 if TYPE_CHECKING:
     import datasets
@@ -114,22 +115,12 @@ def _decoder(name: str, size: int | str | None) -> Any:
     def decode(column: "pa.ChunkedArray") -> NDArray[Any]:
         files = []
         for row, value in enumerate(column.to_pylist()):
-            content = None if value is None else value["bytes"] or _content(value["path"])
-            if content is None:
+            if value is None or not (value["bytes"] or value["path"]):
                 raise FedMomError(f"{name}: row {row} has no image. Leave the row out.")
-            files.append(content)
+            files.append(value["bytes"] or read_content(Path(value["path"])))
         return read_images(name, files, size)
 
     return decode
-
-
-def _content(path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _names(dataset: "datasets.Dataset", label: Names) -> Sequence[str] | None:

@@ -9,7 +9,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed
 from fedmom.data.federated import FederatedData
-from fedmom.data.rows.assembly import Division, NoClientsError, assemble, owners
+from fedmom.data.rows.assembly import Division, assemble, owners
 from fedmom.data.rows.images import SUFFIXES, read_images
 from fedmom.data.rows.labels import read_labels
 from fedmom.data.rows.values import numbers_or_texts
@@ -63,17 +63,6 @@ def from_images(
         _refuse_layout(top, files)
     parts = [file.relative_to(top).parts for file in files]
     has_clients = depths == {3}
-    if has_clients and partition is not None:
-        raise FedMomError(
-            f"{name}: its folders are those of clients, and partition={partition} would make"
-            " other clients. Leave it out, or give a folder class/image."
-        )
-    if not has_clients and partition is None:
-        raise NoClientsError(
-            f"{name} has folders of classes, and none of clients. Have the images dealt:"
-            " partition=iid:clients=10 (`fedmom data list` shows all partitions); or give folders"
-            " client/class/image."
-        )
     division = Division(test_fraction, partition, seed)
     division.check(name, ids=has_clients)
     x = read_images(name, files, size)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, write_atomic
 from fedmom.core.progress import bars
-from fedmom.data.federated import Features, FederatedData, Split
+from fedmom.data.federated import Features, FederatedData, Split, capacity
 from fedmom.data.store.manifest import Manifest, StoredArray, read_manifest
 
 CHUNK = 2**22  # bytes read at a time
@@ -48,12 +48,7 @@ def open_store(folder: Path) -> FederatedData:
 
 def _check_tables(folder: Path, manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Refuse clients whose samples lie outside the arrays: they would be trained on others'."""
-    if "at" in arrays:
-        room = len(arrays["at"])
-    elif manifest.kind == "text":
-        room = max(0, len(arrays["text"]) - manifest.shape[0])  # places where a window may begin
-    else:
-        room = len(arrays["y"])
+    room = capacity(arrays, manifest.shape[0])
     for split in ("train", "test"):
         start, size = arrays[f"{split}_start"], arrays[f"{split}_size"]
         # Not start + size, which may be too large for a number.
@@ -70,7 +65,7 @@ def _check_tables(folder: Path, manifest: Manifest, arrays: Mapping[str, NDArray
 
 
 def is_store(path: Path) -> bool:
-    """Tell whether a path is a packed store."""
+    """Return whether a path is a packed store."""
     return (path / "manifest.json").is_file()
 
 
