@@ -251,7 +251,7 @@ def test_a_function_in_the_working_folder_has_a_name_on_the_command_line(tmp_pat
         ({"algorithm": object()}, "is no algorithm"),
         ({"algorithm": "@nowhere.fedlion"}, "@nowhere.fedlion cannot be imported"),
         ({"algorithm": "@fedlion"}, "Write @module.function"),
-        ({"algorithm": "@math.pi"}, "@math.pi is no function"),
+        ({"algorithm": "@math.pi"}, "@math.pi is not a function"),
         ({"sampler": [3]}, "is no sampler"),
         ({"lr": [3]}, "no function of a round"),
         ({"aggregate": 3.5j}, "aggregate is a complex"),

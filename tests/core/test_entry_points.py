@@ -249,7 +249,7 @@ class TestAPackageOfAUsersOwn:
         install(tmp_path / "site", one)
         install(tmp_path / "site", one.replace("my_package", "other"), name="other")
         (says,) = refused(tmp_path / "site", ["list"])
-        assert "is registered as the algorithm 'mine', which there is already" in says
+        assert "is registered as the algorithm 'mine', which already exists" in says
 
     def test_an_entry_point_that_leads_nowhere_is_a_sentence(self, tmp_path):
         """Where it is used; and the list shows it, and all else."""

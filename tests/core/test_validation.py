@@ -59,7 +59,7 @@ def test_what_is_no_number_passes():
 def test_what_the_machine_has_no_room_for_is_refused(monkeypatch):
     monkeypatch.setattr(validation, "machine_memory", lambda: 10**9)
     check_memory("this", 10**9, "Take less.")
-    with pytest.raises(FedMomError, match=r"this needs 2.0 GB or more, .* has 1.0 GB. Take less."):
+    with pytest.raises(FedMomError, match=r"this needs at least 2.0 GB, .* has 1.0 GB. Take less."):
         check_memory("this", 2 * 10**9, "Take less.")
     with pytest.raises(FedMomError, match="net with 100,000,000 parameters needs"):
         check_parameters("net", 10**8)

@@ -75,7 +75,7 @@ def test_data_without_classes_is_dealt_by_chance(spec):
 
 @pytest.mark.parametrize("spec", ["dirichlet:clients=3", "shards:clients=3"])
 def test_data_without_classes_is_not_dealt_by_class(spec):
-    with pytest.raises(FedMomError, match=r"labels are no classes. Take iid or quantity"):
+    with pytest.raises(FedMomError, match=r"labels are not classes. Use iid or quantity"):
         dealt(spec, None, np.zeros(30, bool))
 
 

@@ -49,7 +49,7 @@ def stages_key(seed: int) -> jax.Array:
 
 
 def stream_key(seed: int, stream: int) -> jax.Array:
-    """Return ``jax.random.fold_in(jax.random.key(seed), stream)``, without a program to compile."""
+    """Return ``jax.random.fold_in(jax.random.key(seed), stream)``, without compiling a program."""
     if not 0 <= seed < 2**32:
         raise FedMomError(f"seed {seed} is not between 0 and {2**32 - 1}.")
     key, number = (np.array([[0], [n]], np.uint32) for n in (seed, stream))

@@ -10,7 +10,7 @@ from fedmom.core.errors import FedMomError
 MOST = 2**31 - 1
 # Other numbers are floats of 32 bits: one beyond these would be inf, or 0.
 LEAST_FLOAT, MOST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-# Beside one copy of the parameters there are gradients, the server's state and clients' copies.
+# Next to one copy of the parameters there are gradients, the server's state and clients' copies.
 COPIES = 4
 
 
@@ -33,7 +33,7 @@ def check_number(what: str, value: Any, hint: Any = None) -> None:
 
     Args:
         what: The number as the user wrote it, such as ``"mlp: layers=9"``.
-        value: Its value; what is no number passes.
+        value: Its value; anything but a number passes.
         hint: The option's type, which may be annotated with ``Between``.
 
     Examples:
@@ -79,7 +79,7 @@ def check_memory(what: str, size: int, remedy: str) -> None:
     memory = machine_memory()
     if memory is not None and size > memory:
         raise FedMomError(
-            f"{what} needs {size / 1e9:,.1f} GB or more, and this machine has"
+            f"{what} needs at least {size / 1e9:,.1f} GB, and this machine has"
             f" {memory / 1e9:,.1f} GB. {remedy}"
         )
 
@@ -87,5 +87,5 @@ def check_memory(what: str, size: int, remedy: str) -> None:
 def check_parameters(model: str, numbers: int) -> None:
     """Refuse a model whose parameters, and the copies that training makes, cannot fit."""
     check_memory(
-        f"{model} with {numbers:,} parameters", 4 * COPIES * numbers, "Take a smaller one."
+        f"{model} with {numbers:,} parameters", 4 * COPIES * numbers, "Use a smaller model."
     )

@@ -120,7 +120,7 @@ def _refuse_missing(name: str) -> None:
     if name == "femnist":
         raise FedMomError("femnist is not prepared yet. Fetch it: fedmom data prepare femnist.")
     if name == "devices":
-        raise FedMomError("The data of this run is on devices. Go on with: fedmom deploy run.")
+        raise FedMomError("The data of this run is on devices. Use fedmom deploy run.")
     if len(path.parts) > 1 or path.suffix:
         raise FedMomError(f"There is no {path}. Give --data an existing path or a dataset's name.")
 

@@ -1,6 +1,6 @@
 """Fetching a file over HTTP: resumed where it was cut, checked, and given its name when whole.
 
-What has arrived lies in ``<target>.part``. Beside it ``<target>.part.json`` remembers the URL,
+What has arrived is in ``<target>.part``. Next to it ``<target>.part.json`` records the URL,
 the server's name for this version of the file (its ETag or time of change) and its length. The
 rest is asked for only of that same version, so two versions are never glued together.
 """
@@ -176,7 +176,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise FedMomError(
                 f"{req.full_url} could not be fetched: the server redirects to {newurl}, which is"
-                " not https: whoever is on the way could change the file. Fetch it by hand from a"
+                " not https: anyone on the way could change the file. Fetch it by hand from a"
                 " place you trust."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -199,7 +199,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _goes_on(response: Any, known: _Version | None, now: _Version, have: int) -> bool:
-    """Tell whether a partial answer is the rest of the very file the part is of."""
+    """Return whether a partial answer is the rest of the very file the part is of."""
     return (
         known is not None
         and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")

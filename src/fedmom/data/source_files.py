@@ -12,14 +12,14 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 
 LARGE = 2**28  # bytes: a smaller file may be packed as well as it likes
-RATIO = 200  # bytes for one in the file: more is no data, but a file made to fill the memory
+RATIO = 200  # bytes for one in the file: more is not data, but a file made to fill the memory
 BLOCK = 2**24  # bytes that are unpacked at a time
 
 
 def check_regular(path: Path, mode: int) -> None:
     """Refuse pipes, devices and sockets: reading them may never come to an end."""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise FedMomError(f"{path} is no file, but a pipe or a device. Save the data to a file.")
+        raise FedMomError(f"{path} is a pipe or a device, not a file. Save the data to a file.")
 
 
 def file_identity(paths: Sequence[Path]) -> list[Any]:
@@ -42,12 +42,12 @@ def check_ratio(what: str, size: int, packed: int, remedy: str) -> None:
     Examples:
         >>> check_ratio("x.csv.gz", 10**9, 10**5, "Save it without compression.")
         Traceback (most recent call last):
-        fedmom.core.errors.FedMomError: x.csv.gz has 1,000,000,000 bytes or more in 100,000 of the \
-file, which no real data has. Save it without compression.
+        fedmom.core.errors.FedMomError: x.csv.gz unpacks to at least 1,000,000,000 bytes \
+from 100,000, which no real data does. Save it without compression.
     """
     if size > LARGE and size > RATIO * packed:
         raise FedMomError(
-            f"{what} has {size:,} bytes or more in {packed:,} of the file, which no real data has."
+            f"{what} unpacks to at least {size:,} bytes from {packed:,}, which no real data does."
             f" {remedy}"
         )
 
@@ -88,5 +88,5 @@ def _blocks(path: Path) -> Iterator[bytes]:
         while block := file.read(BLOCK):
             size += len(block)
             check_ratio(str(path), size, packed, "Unpack it (gunzip) if it is right.")
-            check_memory(str(path), 2 * size, "Take a part of it.")
+            check_memory(str(path), 2 * size, "Use a part of it.")
             yield block

@@ -1,4 +1,4 @@
-"""Some samples in the place of all: drawn at random, and the same ones whoever asks."""
+"""Deterministic subsampling of a client's samples."""
 
 import numpy as np
 from numpy.typing import NDArray

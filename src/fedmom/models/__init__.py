@@ -76,7 +76,7 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
 
 
 def _called(spec: str, features: "Features") -> object:
-    """Call the function that a spec names; say how a user's own is called, if that fails."""
+    """Call the function that a spec names; if a user's function fails, say how it is called."""
     if "@" not in spec:
         return MODELS.build(spec, features)
     try:

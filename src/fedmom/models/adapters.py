@@ -122,7 +122,7 @@ def example(data: FederatedData | Features, *, integers: bool = False) -> NDArra
 
 
 def has_integers(data: FederatedData) -> bool:
-    """Tell whether the inputs of a batch are whole numbers; bytes become floats."""
+    """Return whether the inputs of a batch are whole numbers; bytes become floats."""
     dtype = data.arrays["x"].dtype if "x" in data.arrays else np.dtype(np.uint8)
     return bool(np.issubdtype(dtype, np.integer)) and dtype != np.uint8
 

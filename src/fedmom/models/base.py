@@ -53,7 +53,7 @@ class Model(NamedTuple):
         apply: ``apply(params, x, key) -> outputs`` of a batch. ``key`` is for dropout and the
             like; it is None in evaluation.
         loss: ``loss(outputs, labels) ->`` one number per sample; by default ``cross_entropy``.
-        metrics: What it is evaluated by, beside the loss; the first is what tables rank by. By
+        metrics: What it is evaluated by, next to the loss; the first is what tables rank by. By
             default the accuracy.
         train: ``train(variables, x, key) -> outputs, state, own_state``: how a model with state
             is applied in training.

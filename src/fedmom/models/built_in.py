@@ -122,7 +122,7 @@ def _image_shape(model: str, features: Features) -> tuple[int, int, int]:
     need(model, features, ("image",))
     height, width, *channels = features.shape
     if min(height, width) < 12:
-        raise FedMomError(f"{model} needs images of 12x12 or more, not {height}x{width}.")
+        raise FedMomError(f"{model} needs images of at least 12x12, not {height}x{width}.")
     return height, width, channels[0] if channels else 1
 
 

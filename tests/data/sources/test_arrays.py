@@ -173,7 +173,7 @@ def test_a_file_made_to_fill_the_memory_is_refused(tmp_path):
     np.savez_compressed(tmp_path / "own.npz", **valid_npz())
     zeros = header((2**27,)) + bytes(2**29)
     rewritten(tmp_path / "own.npz", "x.npy", lambda _: zeros, compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(FedMomError, match="which no real data has"):
+    with pytest.raises(FedMomError, match="which no real data does"):
         load(str(tmp_path / "own.npz"))
 
 

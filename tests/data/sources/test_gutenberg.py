@@ -325,7 +325,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "Moby Dick", book(), book(("X", ["BOY. " + LONG] * 9))])
 def test_a_text_without_roles_is_refused(tmp_path, text):
-    with pytest.raises(FedMomError, match=r"works\.txt has no speaking roles .* Take Project"):
+    with pytest.raises(FedMomError, match=r"works\.txt has no speaking roles .* Use Project"):
         gutenberg_roles(written(tmp_path, text))
 
 

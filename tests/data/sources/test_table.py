@@ -208,10 +208,10 @@ def test_lists_of_different_lengths_are_refused(tmp_path):
 def test_a_table_too_large_for_the_machine_is_refused(tmp_path, monkeypatch):
     _, path = as_csv(tmp_path, frame())
     monkeypatch.setattr("fedmom.core.validation.machine_memory", lambda: 1000)
-    with pytest.raises(FedMomError, match=r"t\.csv needs 0\.0 GB or more"):
+    with pytest.raises(FedMomError, match=r"t\.csv needs at least 0\.0 GB"):
         fedmom.from_csv(path, client="user", label="ill")
     _, path = as_parquet(tmp_path, frame().loc[[0] * 200])
-    with pytest.raises(FedMomError, match=r"t\.parquet needs 0\.0 GB or more"):
+    with pytest.raises(FedMomError, match=r"t\.parquet needs at least 0\.0 GB"):
         fedmom.from_parquet(path, client="user", label="ill")
 
 

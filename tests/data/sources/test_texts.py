@@ -102,7 +102,7 @@ def test_many_symbols_fit():
         ([ANN], {}, "no client IDs given"),
         ([ANN, BOB], {"client_ids": ["a"]}, "2 texts and 1 client ids"),
         ([ANN, 5], {"client_ids": ["a", "b"]}, "text 1 is a int"),
-        ([ANN, BOB], {"partition": "dirichlet:clients=2"}, "Take iid or quantity"),
+        ([ANN, BOB], {"partition": "dirichlet:clients=2"}, "Use iid or quantity"),
         ({"a": ANN + "\ud800"}, {}, "half a character"),
         ({1: ANN, "1": BOB}, {}, "would have one name"),
         ([], {"client_ids": []}, "has no texts"),
@@ -114,7 +114,7 @@ def test_what_cannot_be_used_is_named(texts, options, says):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(FedMomError, match=r"is no folder with \.txt files"):
+    with pytest.raises(FedMomError, match=r"is not a folder with \.txt files"):
         fedmom.from_texts(tmp_path)
     (tmp_path / "ann.txt").write_bytes(b"abc\xff")
     with pytest.raises(FedMomError, match=r"ann\.txt is not UTF-8 at byte 3"):

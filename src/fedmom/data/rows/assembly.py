@@ -226,8 +226,7 @@ def checked_names(name: str, users: Sequence[str]) -> Sequence[str]:
             user.encode()
         except UnicodeEncodeError:
             raise FedMomError(
-                f"{name}: the client id {user!r} is no text that can be written as UTF-8. Rename"
-                " it."
+                f"{name}: the client id {user!r} cannot be written as UTF-8. Rename it."
             ) from None
     return users
 

@@ -46,7 +46,7 @@ def needed(package: str, extra: str, what: str) -> FedMomError:
 
 
 def import_arrow(what: str) -> None:
-    """Refuse to go on without pyarrow."""
+    """Raise an error if pyarrow is missing."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -76,7 +76,7 @@ def from_table(
         test: The column of test marks.
         division: How rows are divided.
         task: What the labels are, where it does not show.
-        is_test: The test marks themselves, in place of a column.
+        is_test: The test marks themselves, instead of a column.
         decode: Columns that are images, with what makes an array of them.
         class_names: The names of classes 0, 1, ..., where the table knows them.
     """

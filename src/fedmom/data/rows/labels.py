@@ -1,4 +1,4 @@
-"""The labels of a user's own data: what they are, and in which form they are kept."""
+"""The labels of a user's data: what they are, and in which form they are kept."""
 
 from typing import Any, NamedTuple, get_args
 

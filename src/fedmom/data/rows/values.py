@@ -1,4 +1,4 @@
-"""Values of a user's own data: brought into plain types, or refused with the row they are in."""
+"""Values of a user's data: converted to plain types, or refused with the row they are in."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -94,5 +94,5 @@ def numbers_or_texts(texts: Sequence[str]) -> NDArray[Any]:
 
 
 def is_whole(text: str) -> bool:
-    """Tell whether a text is a whole number, written as Python writes it."""
+    """Return whether a text is a whole number, written as Python writes it."""
     return len(text) < 19 and text.lstrip("-").isdecimal() and str(int(text)) == text

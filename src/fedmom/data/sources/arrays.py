@@ -1,4 +1,4 @@
-"""Data of the user's own: arrays in memory, or the same arrays in an .npz file."""
+"""Arrays: in memory, or the same arrays in an .npz file."""
 
 import lzma
 import math
@@ -58,9 +58,9 @@ def from_arrays(
         client_ids: The client of every row, whole numbers or texts. Leave it out to make
             clients by ``partition``.
         is_test: True for test rows. By default all rows are for training.
-        test_fraction: In place of ``is_test``: the share of every client's rows that is drawn
+        test_fraction: Instead of ``is_test``: the share of every client's rows that is drawn
             for testing, rounded; one row at least stays for training.
-        partition: In place of ``client_ids``: how rows are dealt to clients, such as
+        partition: Instead of ``client_ids``: how rows are dealt to clients, such as
             ``dirichlet:alpha=0.3,clients=100``.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show: "classes", "regression",
@@ -100,7 +100,7 @@ def from_arrays(
 
 
 def is_npz(path: Path) -> bool:
-    """Tell whether a path is that of an .npz file."""
+    """Return whether a path is that of an .npz file."""
     return path.suffix == ".npz"
 
 
@@ -140,7 +140,7 @@ def from_npz(path: Path, **options: Any) -> FederatedData:
 
 
 def _numbers(found: dict[str, np.ndarray]) -> bool:
-    """Tell whether ``user`` has numbers into ``users``; texts are names themselves."""
+    """Return whether ``user`` has numbers into ``users``; texts are names themselves."""
     return "users" in found and "user" in found and found["user"].dtype.kind not in "UST"
 
 

@@ -7,11 +7,11 @@ LEAF's rules, in order:
   page, so the second opens the first play. The title is the nearest line with words among
   those 2 to 7 lines above.
 - Two spaces, a name of letters and spaces, a full stop and a space: someone begins to speak.
-  Names are taken in capitals. A line indented by four or more spaces goes on with the speech;
-  any other line is dropped, and the speech may go on after it.
+  Names are taken in capitals. A line indented by four or more spaces continues the speech;
+  any other line is dropped, and the speech may continue after it.
 - "THE COMEDY OF ERRORS" is not indented in the edition of 1994. There a name begins its line,
-  every other line goes on with the speech, and "ACT ..." or a line from "<" ends it.
-- A play with one speaker is no play; a role of one or two lines is dropped. Roles with the same
+  every other line continues the speech, and "ACT ..." or a line from "<" ends it.
+- A play with one speaker is dropped; a role of one or two lines is dropped. Roles with the same
   id are one role.
 - A role's lines are joined by single spaces, runs of spaces become one, and a space stays at
   the end. Each 80 characters with the one after them are a sample, so a role of 80 characters
@@ -54,7 +54,7 @@ _TYPOGRAPHIC = str.maketrans("‘’“”–—æÆœŒ\t", "''\"\"--eEeE ")
 
 
 class _Layout(NamedTuple):
-    """How a play is set: who begins to speak, what goes on with it, what ends it."""
+    """How a play is set: who begins to speak, what continues the speech, what ends it."""
 
     speaker: re.Pattern[str]
     more: re.Pattern[str]
@@ -70,7 +70,7 @@ _FLUSH = _layout(r"([A-Z][A-Z ]*)\. (.*)", r"(.*)", end=r"<|ACT [A-Z ]*\. ")
 
 
 def is_gutenberg(path: Path) -> bool:
-    """Tell whether a file is a .txt or .txt.gz that begins like Shakespeare's complete works."""
+    """Return whether a file is a .txt or .txt.gz that begins like Shakespeare's complete works."""
     if not path.name.lower().endswith((".txt", ".txt.gz")) or not path.is_file():
         return False
     try:
@@ -100,7 +100,7 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
     if not texts:
         raise FedMomError(
             f"{path} has no speaking roles by LEAF's rules, which need a line {_AUTHOR!r} below"
-            " a play's title and speakers indented by two spaces. Take Project Gutenberg's"
+            " a play's title and speakers indented by two spaces. Use Project Gutenberg's"
             " text 100 in the edition of 1994, or 100-0.txt of 2018."
         )
     return texts

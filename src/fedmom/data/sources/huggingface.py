@@ -45,7 +45,7 @@ def from_huggingface(
         size: The side that images are brought to, as for ``from_images``.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
         name: What the data is called in messages, tables and figures.

@@ -77,7 +77,7 @@ def from_images(
 
 
 def is_images(path: Path) -> bool:
-    """Tell whether a path is a folder with images in its folders."""
+    """Return whether a path is a folder with images in its folders."""
     return path.is_dir() and any(file.parent != path for file in _image_files(path))
 
 

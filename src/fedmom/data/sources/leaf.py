@@ -62,7 +62,7 @@ class Files:
 
 
 def is_leaf(path: Path) -> bool:
-    """Tell whether a folder, or its folder ``data``, has JSON files in ``train`` and ``test``."""
+    """Return whether a folder, or its folder ``data``, has JSON files in ``train`` and ``test``."""
     return bool(_files(path)[0])
 
 
@@ -273,7 +273,7 @@ def _fitted(samples: Samples, layout: Layout, user: str, file: Path) -> Samples:
     if dtype == np.uint8:
         raise refusal(
             file,
-            "there are pixels that are no multiple of 1/255, as all of the first train file are.",
+            "there are pixels that are not multiples of 1/255, as all of the first train file are.",
             user=user,
             remedy="Make all files with the same scale of greys.",
         )

@@ -3,7 +3,7 @@
     {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}
 
 The parser hands over each client's ``x`` and ``y`` as soon as it has read them, and they become
-arrays at once: besides the text of the file, only one client at a time is a tree of Python
+arrays at once: except for the text of the file, only one client at a time is a tree of Python
 objects. 784 numbers are an image of 28 x 28 (as FEMNIST's), any other count is a vector, and
 80 characters are a window of text (as Shakespeare's).
 """
@@ -237,8 +237,8 @@ def _numbers(values: list[Any], what: str, width: int) -> NDArray[np.float64]:
     for kind in set(map(type, values)) - {int, float}:
         number = next(i for i, value in enumerate(values) if type(value) is kind)
         raise FedMomError(
-            f"{what.format(number // width)} has {_KINDS.get(kind, 'an object')} in the place of"
-            " a number."
+            f"{what.format(number // width)} has {_KINDS.get(kind, 'an object')} instead of a"
+            " number."
         )
     try:
         numbers = np.array(values, np.float64)

@@ -22,7 +22,7 @@ _UNSIGNED_BYTE = 8
 
 
 def is_idx(path: Path) -> bool:
-    """Tell whether a path is one of MNIST's idx files, or a folder that has one."""
+    """Return whether a path is one of MNIST's idx files, or a folder that has one."""
     if path.is_dir():
         return any(_find(path, name) for name in _NAMES)
     return path.is_file() and path.name.removesuffix(".gz") in _NAMES

@@ -39,7 +39,7 @@ def synthetic(
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(4, 2, clients).astype(np.int64) + 50
     room = int(sizes.sum()) * DIMENSION * 4
-    check_memory(f"synthetic:clients={clients}", room, "Take fewer clients.")
+    check_memory(f"synthetic:clients={clients}", room, "Use fewer clients.")
     scale = np.sqrt(np.arange(1, DIMENSION + 1) ** -1.2)
     x = np.empty((sizes.sum(), DIMENSION), np.float32)
     y = np.empty(len(x), np.uint8)

@@ -1,4 +1,4 @@
-"""Tables of a user's own: a pandas DataFrame, a CSV file, a Parquet file."""
+"""Tables: a pandas DataFrame, a CSV file, a Parquet file."""
 
 import contextlib
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def from_csv(
         test: The column that says which rows are for testing: true or false, 1 or 0, test or
             train.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
 
@@ -96,7 +96,7 @@ def from_parquet(
         features: The columns of inputs; or one column of lists of numbers, all of one length.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
 
@@ -144,7 +144,7 @@ def from_dataframe(
         features: The columns of inputs. By default all other columns.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
         name: What the data is called in messages, tables and figures.
@@ -182,7 +182,7 @@ def from_dataframe(
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether a path is that of a CSV or Parquet file."""
+    """Return whether a path is that of a CSV or Parquet file."""
     return path.name.lower().endswith((*CSV, *PARQUET))
 
 
@@ -262,7 +262,7 @@ def _parquet(path: Path) -> Table:
         with _readable(path, pa):
             _check_values(path, file.metadata, name)
             column = file.read([name], use_threads=False).column(name)
-            column.validate(full=True)  # texts that are no UTF-8, places outside a dictionary
+            column.validate(full=True)  # texts that are not UTF-8, places outside a dictionary
         if len(column) != rows:
             raise FedMomError(f"{path.name}: column {name!r} has {len(column)} of {rows} rows.")
         return column

@@ -1,4 +1,4 @@
-"""Plain text of a user's own, for character models: a text per client, or texts to be dealt."""
+"""Plain text for character models: a text per client, or texts to be dealt."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def from_texts(
             ``window - 1`` samples before it are left out, so that no test window shares a
             character with a training window (LEAF's rule). A text too short for that is all
             for training.
-        partition: In place of ``client_ids``, for a list or files ``any.txt``: how whole texts are
+        partition: Instead of ``client_ids``, for a list or files ``any.txt``: how whole texts are
             dealt to clients, ``iid:clients=10`` or ``quantity``.
         seed: The seed of ``partition``.
         name: What the data is called. By default the folder's name, or "texts".
@@ -76,7 +76,7 @@ def from_texts(
 
 
 def is_texts(path: Path) -> bool:
-    """Tell whether a path is a folder of .txt files, or of folders of them."""
+    """Return whether a path is a folder of .txt files, or of folders of them."""
     return path.is_dir() and bool(_files(path))
 
 
@@ -115,7 +115,7 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
     """Return the texts of a folder, and the clients that its files or folders stand for."""
     files = _files(top) if top.is_dir() else []
     if not files:
-        raise FedMomError(f"{top} is no folder with .txt files, or with folders of them.")
+        raise FedMomError(f"{top} is not a folder with .txt files, or with folders of them.")
     in_folders = {file.parent != top for file in files}
     if len(in_folders) > 1:
         raise FedMomError(
@@ -123,7 +123,7 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
             " client, or client/any.txt."
         )
     size = sum(file.stat().st_size for file in files)
-    check_memory(str(top), 8 * size, "Take fewer files.")
+    check_memory(str(top), 8 * size, "Use fewer files.")
     texts = [read_text(file).replace("\r\n", "\n") for file in files]
     if in_folders == {True}:
         return texts, numbers_or_texts([file.parent.name for file in files])
@@ -165,7 +165,7 @@ def _windows(
         if len(own) <= window:
             raise FedMomError(
                 f"{name}: the text of client {user!r} has {len(own)} characters, and a sample has"
-                f" window={window} and the one after. Take a smaller window, or leave it out."
+                f" window={window} and the one after. Use a smaller window, or leave it out."
             )
     used = np.zeros(CODES, bool)
     for own in codes:

@@ -45,7 +45,7 @@ def from_torch(
         client_ids: The client of every item. Leave it out to make clients by ``partition``.
         is_test: As for ``from_arrays``, and so are the others.
         test_fraction: The share of every client's items that is drawn for testing.
-        partition: In place of ``client_ids``: how items are dealt to clients.
+        partition: Instead of ``client_ids``: how items are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
         name: What the data is called. By default the dataset's class.
@@ -76,7 +76,7 @@ def from_torch(
     for row in track(range(count), f"reading {name}", total=count):
         value, label = _item(name, dataset[row], row)
         if x is None:
-            check_memory(name, count * value.nbytes, "Take fewer items or smaller inputs.")
+            check_memory(name, count * value.nbytes, "Use fewer items or smaller inputs.")
             x = np.empty((count, *value.shape), value.dtype)
         if value.shape != x.shape[1:] or value.dtype != x.dtype:
             raise FedMomError(

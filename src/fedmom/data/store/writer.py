@@ -260,7 +260,7 @@ def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[
 
 
 def _publish(working: Path, folder: Path) -> None:
-    """Rename into place; a store that is there already is replaced."""
+    """Rename into place; an existing store is replaced."""
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         folder.rename(old)

@@ -237,7 +237,7 @@ def _pixels_alike(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
 
 @kernel
 def _all_of(bits: jax.Array, *, count: int, shift: int, axis: int) -> jax.Array:
-    """Return the bits that so many have, each ``shift`` further on than the one before."""
+    """Return the bits that ``count`` have, each ``shift`` further on than the one before."""
     length = bits.shape[axis] - (count - 1) * shift
     runs = [lax.slice_in_dim(bits, i * shift, i * shift + length, axis=axis) for i in range(count)]
     return reduce(jnp.bitwise_and, runs)

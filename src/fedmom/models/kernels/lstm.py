@@ -85,7 +85,7 @@ def _backward(residuals: Residuals, dh: jax.Array) -> tuple[jax.Array, jax.Array
         dc = dc + dh * by_shown
         factor = lax.dynamic_index_in_dim(buffer, t, keepdims=False, allow_negative_indices=False)
         dz = factor * jnp.concatenate([dc, dc, dc, dh], axis=-1)
-        # In the place of the factors, which are not needed again: less memory to go through.
+        # Instead of the factors, which are not needed again: less memory to go through.
         buffer = lax.dynamic_update_index_in_dim(buffer, dz, t, 0, allow_negative_indices=False)
         return (dz @ back, dc * by_cell, buffer), None
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from fedmom.core.fusion import kernel
 
-SHUT = 4  # in the place of a winner: the rectifier lets nothing through
+SHUT = 4  # instead of a winner: the rectifier lets nothing through
 # Bits of a patch that is the same as the one beside it, below it, below to the right, to the left.
 BESIDE, BELOW, RIGHT, LEFT = 1, 2, 4, 8
 

@@ -10,7 +10,7 @@ from flax import linen, nnx
 from fedmom.core.types import Params
 from fedmom.models.nets import Net, Path, arguments, beside_state, flags, marked, paths
 
-SOWN = "intermediates"  # what linen modules leave for whoever looks on: no state
+SOWN = "intermediates"  # what linen modules leave for observers: not state
 
 
 def net(module: Any, x: jax.Array) -> Net:
