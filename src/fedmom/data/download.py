@@ -256,25 +256,25 @@ def _by_hand(part: _Part) -> str:
 
 
 def _check_present(target: Path, checksums: Mapping[str, str]) -> None:
-    for algorithm, expected in checksums.items():
-        actual = checksum(target, algorithm)
-        if actual != expected:
-            raise FedMomError(
-                f"{target} is there, but its {algorithm} is {actual}, not {expected}."
-                " Remove it, and it will be fetched again."
-            )
+    if wrong := _mismatch(target, checksums):
+        raise FedMomError(f"{target} exists, but {wrong}. Remove it, and it will be fetched again.")
 
 
 def _check_fetched(url: str, part: _Part, checksums: Mapping[str, str]) -> None:
+    if wrong := _mismatch(part.path, checksums):
+        part.drop()
+        raise FedMomError(
+            f"The file from {url} was removed: {wrong}. Try again; if it happens again, the file"
+            " on the server is not the expected one."
+        )
+
+
+def _mismatch(path: Path, checksums: Mapping[str, str]) -> str | None:
+    """Say which checksum is wrong, if one is."""
     for algorithm, expected in checksums.items():
-        actual = checksum(part.path, algorithm)
-        if actual != expected:
-            part.drop()
-            raise FedMomError(
-                f"What came from {url} has the {algorithm} {actual}, not {expected}, and was"
-                " removed. Try again; if it happens again, the file on the server is another"
-                " one than expected."
-            )
+        if (actual := checksum(path, algorithm)) != expected:
+            return f"its {algorithm} is {actual}, not {expected}"
+    return None
 
 
 @contextmanager

@@ -355,7 +355,7 @@ def test_archives_come_over_the_network_through_a_cut_connection(server, built, 
 
 def test_archive_with_a_wrong_checksum_is_refused(server, built, tmp_path):
     wrong = {**md5s(built), "by_write.zip": "0" * 32}
-    with pytest.raises(FedMomError, match=f"{server.base}/by_write.zip has the md5"):
+    with pytest.raises(FedMomError, match=f"{server.base}/by_write.zip was removed: its md5 is"):
         femnist.fetch(tmp_path, server.base, wrong)
     assert [p.name for p in tmp_path.iterdir()] == ["by_class.zip"]
 

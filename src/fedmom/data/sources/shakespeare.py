@@ -42,8 +42,6 @@ def shakespeare(
     Of all roles, ``roles`` are drawn with ``seed``, and each keeps its first ``samples``
     samples (0: all). A role too short for LEAF's split has no test sample and is left out.
     """
-    if roles < 0 or samples < 0 or seed < 0:
-        raise FedMomError("shakespeare: roles, samples and seed must be at least 0 (0 roles: all).")
     end = samples + WINDOW if samples else None
     texts = {user: text[:end] for user, text in speeches().items()}
     texts = {u: t for u, t in texts.items() if split_sizes(len(t) - WINDOW)[1] > 0}
