@@ -144,11 +144,11 @@ classes>
         return self.train if name == "train" else self.test
 
 
-def capacity(arrays: Mapping[str, NDArray[Any]], window: int) -> int:
-    """Return how many samples arrays can hold; ``window`` is the length of those of text."""
+def capacity(arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> int:
+    """Return how many samples of a shape arrays can hold."""
     if "at" in arrays:
         return len(arrays["at"])
-    return max(0, len(arrays["text"]) - window) if "text" in arrays else len(arrays["y"])
+    return max(0, len(arrays["text"]) - shape[0]) if "text" in arrays else len(arrays["y"])
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -82,8 +82,7 @@ def faults(data: FederatedData) -> list[str]:
         top = 1 if data.features.task == "multilabel" else data.features.classes - 1
         if labels.size and (wrong := int(labels.max())) > top:
             sentences.append(f"a label {wrong} is outside 0..{top}.")
-    window = data.features.shape[0]
-    top = capacity(data.arrays, window)
+    top = capacity(data.arrays, data.features.shape)
     for name in ("train", "test"):
         part = data.split(name)
         ends = (part.start + part.size)[part.size > 0]
@@ -92,7 +91,7 @@ def faults(data: FederatedData) -> list[str]:
     if "at" in data.arrays and data.arrays["at"].size:
         rows = {n: a for n, a in data.arrays.items() if n != "at"}
         at = data.arrays["at"]
-        if int(at.min()) < 0 or int(at.max()) >= capacity(rows, window):
+        if int(at.min()) < 0 or int(at.max()) >= capacity(rows, data.features.shape):
             sentences.append("the table of positions leads outside the data.")
     return sentences
 

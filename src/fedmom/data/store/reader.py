@@ -48,7 +48,7 @@ def open_store(folder: Path) -> FederatedData:
 
 def _check_tables(folder: Path, manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Refuse clients whose samples lie outside the arrays: they would be trained on others'."""
-    room = capacity(arrays, manifest.shape[0])
+    room = capacity(arrays, manifest.shape)
     for split in ("train", "test"):
         start, size = arrays[f"{split}_start"], arrays[f"{split}_size"]
         # Not start + size, which may be too large for a number.
@@ -144,10 +144,8 @@ def check_store(folder: Path) -> list[str]:
         task = progress.add_task(f"checking {folder.name}", total=total)
         for name, entry in arrays.items():
             try:
-                if (
-                    _digest(folder / f"{name}.bin", lambda n: progress.advance(task, n))
-                    != entry.sha256
-                ):
+                found = _digest(folder / f"{name}.bin", lambda n: progress.advance(task, n))
+                if found != entry.sha256:
                     faults.append(f"{name}.bin has changed since it was packed. Prepare it again.")
             except OSError as error:
                 faults.append(f"{name}.bin cannot be read: {error.strerror}.")
