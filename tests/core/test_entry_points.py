@@ -240,8 +240,8 @@ class TestAPackageOfAUsersOwn:
         clash = "[fedmom.algorithms]\nfedavg = my_package.method:my_method\n"
         (says,) = refused(install(tmp_path / "site", clash), ["list"])
         assert (
-            "my_package.method:my_method is registered as the algorithm 'fedavg', which there is"
-            " already. Rename the entry point." in says
+            "my_package.method:my_method is registered as the algorithm 'fedavg', which already"
+            " exists. Rename the entry point." in says
         )
 
     def test_two_packages_with_one_name_are_a_sentence(self, tmp_path):
