@@ -60,6 +60,15 @@ class Split(NamedTuple):
     start: NDArray[np.int64]
     size: NDArray[np.int64]
 
+    def positions(self) -> NDArray[np.int64]:
+        """Return all positions, client after client."""
+        first = np.cumsum(self.size) - self.size
+        return np.arange(self.size.sum()) + np.repeat(self.start - first, self.size)
+
+    def of(self, clients: NDArray[np.int64]) -> "Split":
+        """Return where the samples of some clients lie."""
+        return Split(self.start[clients], self.size[clients])
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:

@@ -89,7 +89,7 @@ def sample_iid(
         raise FedMomError(f"--iu {user_fraction} must be above 0 and at most 1.")
     _refuse_split_users(data)
     users = max(1, round(user_fraction * data.clients))
-    pool = np.concatenate([positions_of(data.train), positions_of(data.test)])
+    pool = np.concatenate([data.train.positions(), data.test.positions()])
     wanted = _wanted(data, fraction, pool.size)
     rng = np.random.default_rng(seed)
     drawn = rng.permutation(pool.size)[:wanted]
@@ -171,8 +171,8 @@ def _split_users(data: FederatedData, train_fraction: float, seed: int) -> Feder
         users=[data.users[i] for i in train],
         test_users=[data.users[i] for i in test],
         arrays=arrays,
-        train=_rows(whole, train),
-        test=_rows(whole, test),
+        train=whole.of(train),
+        test=whole.of(test),
     )
 
 
@@ -277,19 +277,9 @@ def _only(data: FederatedData, kept: NDArray[np.int64]) -> FederatedData:
     return replace(
         data,
         users=[data.users[i] for i in kept],
-        train=_rows(data.train, kept),
-        test=_rows(data.test, kept),
+        train=data.train.of(kept),
+        test=data.test.of(kept),
     )
-
-
-def _rows(part: Split, kept: NDArray[np.int64]) -> Split:
-    return Split(part.start[kept], part.size[kept])
-
-
-def positions_of(part: Split) -> NDArray[np.int64]:
-    """Return all positions of a split, client after client."""
-    first = np.cumsum(part.size) - part.size
-    return np.arange(part.size.sum()) + np.repeat(part.start - first, part.size)
 
 
 def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -297,7 +287,7 @@ def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     users = np.arange(data.clients)
     owner = np.concatenate([np.repeat(users, p.size) for p in (data.train, data.test)])
     order = np.argsort(owner, kind="stable")
-    return np.concatenate([positions_of(data.train), positions_of(data.test)])[order], owner[order]
+    return np.concatenate([data.train.positions(), data.test.positions()])[order], owner[order]
 
 
 def arranged(

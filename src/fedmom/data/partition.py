@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
 from fedmom.data.federated import FederatedData
-from fedmom.data.leaf_sampling import arranged, positions_of
+from fedmom.data.leaf_sampling import arranged
 
 
 def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> NDArray[np.int64]:
@@ -127,7 +127,7 @@ def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
             f"{data.name} is text, whose windows overlap, so its rows cannot be dealt by label."
             " Use -s iid to pool and deal it."
         )
-    parts = [positions_of(part) for part in (data.train, data.test)]
+    parts = [part.positions() for part in (data.train, data.test)]
     positions = np.concatenate(parts)
     is_test = np.repeat([False, True], [len(part) for part in parts])
     labels = _labels(data, positions) if data.features.task == "classes" else None
