@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedmom.flower.control import Control
+from fedmom.flower.launch import free_port
 from fedmom.flower.layout import open_deployment
-from fedmom.flower.programs import free_port
 from tests.cli.command import invoke
 from tests.deploy.field import PATIENCE, Field
 from tests.deploy.test_deployment import lines

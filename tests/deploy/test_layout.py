@@ -18,7 +18,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.save import save_store
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
-from fedmom.flower import certificates, layout, node, programs, run_process
+from fedmom.flower import certificates, launch, layout, node, run_process
 from fedmom.flower.control import packed_app, settings_of
 from fedmom.flower.device_end import own_data, respond
 from fedmom.flower.run_process import follow
@@ -120,8 +120,8 @@ def test_the_certificate_is_for_the_address_and_for_this_machine(tmp_path):
 def test_tls_and_keys_are_the_default_of_every_program(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
     device = layout.open_device(tmp_path / "fl" / "devices" / "device-1")
-    server = programs.superlink(deployment)
-    supernode = programs.supernode(device, 9101, "mine.npz", None)
+    server = launch.superlink(deployment)
+    supernode = launch.supernode(device, 9101, "mine.npz", None)
     assert "--enable-supernode-auth" in server
     assert "--auth-supernode-private-key" in supernode
     assert "--insecure" not in server + supernode
@@ -131,7 +131,7 @@ def test_insecure_is_for_one_machine(tmp_path):
     text = refused("deploy", "init", tmp_path / "a", "--insecure", "--address", "10.0.0.1:8443")
     assert "10.0.0.1 is another" in text
     invoke("deploy", "init", tmp_path / "b", "--insecure")
-    assert "--insecure" in programs.superlink(layout.open_deployment(tmp_path / "b"))
+    assert "--insecure" in launch.superlink(layout.open_deployment(tmp_path / "b"))
     device = tmp_path / "b" / "devices" / "device-1"
     text = refused("deploy", "device", device, "--data", "synthetic", "--server", "10.0.0.1:8443")
     assert "insecure is for trials on one machine, and 10.0.0.1 is another" in text
@@ -253,7 +253,7 @@ def test_what_is_missing_is_said(tmp_path):
     assert "from the server's devices/" in refused(
         "deploy", "device", tmp_path, "--data", "synthetic"
     )
-    layout.create(tmp_path / "fl", f"127.0.0.1:{programs.free_port()}", 1)
+    layout.create(tmp_path / "fl", f"127.0.0.1:{launch.free_port()}", 1)
     for words in (("run", tmp_path / "fl"), ("status", tmp_path / "fl")):
         text = refused("deploy", *words)
         assert "does not answer" in text

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedmom.experiments import results
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import FEWEST
+from fedmom.experiments.seed_statistics import FEWEST
 from fedmom.reports import curves
 from tests.reports.runs import make_run, result, round_row
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import Finding
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports import differences
 from tests.reports.runs import result
 

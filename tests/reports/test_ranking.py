@@ -10,8 +10,8 @@ from rich.console import Console
 from scipy import stats
 
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import holm
-from fedmom.reports import ranking, tables
+from fedmom.experiments.seed_statistics import holm
+from fedmom.reports import ranking, result_tables
 from tests.reports.runs import result
 
 SEEDS = {  # last accuracies by seed
@@ -147,6 +147,6 @@ def test_names_have_room_in_a_terminal_of_eighty_columns():
     names = [f"fedmom_lr0.0005_{letter}" for letter in "abcd"]
     groups = [seeded(*item) for item in zip(names, SEEDS.values(), strict=True)]
     console = Console(width=80, file=io.StringIO(), soft_wrap=True)
-    tables.show(console, ranking.grid(groups))
+    result_tables.show(console, ranking.grid(groups))
     for name in names:
         assert name in console.file.getvalue()

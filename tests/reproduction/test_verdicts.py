@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedmom.experiments.statistics import Finding
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.html import Status
-from fedmom.reproduction import tables, verdicts
+from fedmom.reproduction import paper_tables, verdicts
 from fedmom.reproduction.directions import Directions
 from fedmom.reproduction.duels import duels
 from fedmom.reproduction.findings import Contest, Entry, Findings
@@ -145,7 +145,7 @@ def test_faster_at_one_step_size_and_not_at_another_holds_in_part():
     (row,) = [r for r in verdicts.judge(findings) if r.claim == "faster"]
     assert (row.where, row.status) == ("FEMNIST, at every γ", Status.PART)
     assert row.numbers == "holds at γ 0.1; does not hold at γ 1; seeds 5"
-    shown = [(line[0], line[1], line[-1]) for line in tables.same_lr(findings).rows]
+    shown = [(line[0], line[1], line[-1]) for line in paper_tables.same_lr(findings).rows]
     assert shown == [("FEMNIST", "0.1", "holds"), ("", "1", "does not hold")]
     # While one of them is missing, there is no verdict.
     unfinished = findings_over_lr(fedavg={0.1: slow}, fedmom={0.1: quick})
@@ -156,7 +156,7 @@ def test_differences_between_settings_are_one_family():
     same = method(0.8, 1.0, 6)
     settings = {"apart": contest(method(0.85, 0.9, 6), same), "alike": contest(same, same)}
     findings = replace(findings_over_lr(), beyond=settings)
-    rows = tables.differences(findings).rows
+    rows = paper_tables.differences(findings).rows
     assert [row[-1] for row in rows] == ["FedMom", "equal"]
     assert rows[0][3].startswith("+0.050 (+0.04")
     assert rows[1][3] == "+0.000 (+0.000 to +0.000), p 1"

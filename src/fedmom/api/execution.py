@@ -12,8 +12,8 @@ from fedmom.core.errors import DivergedError, FedMomError
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.execute import Callback, execute, warn
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.loss_warning import RisingLoss, risen
 from fedmom.experiments.results import Result
-from fedmom.experiments.rising import RisingLoss, risen
 from fedmom.experiments.sweep import side_by_side
 
 

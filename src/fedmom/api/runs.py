@@ -19,7 +19,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.execute import Callback
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, as_groups, target
-from fedmom.reports import curves, drawing, tables
+from fedmom.reports import curves, drawing, result_tables
 from fedmom.reports.charts import Grid
 from fedmom.runtimes.base import Scores
 from fedmom.training.evaluation import per_client
@@ -294,7 +294,7 @@ def _shown(found: Mapping[str, Result]) -> str:
     with drawing.quietly():
         _image(groups).savefig(content, format="svg")
     image = content.getvalue().decode().partition("<svg")
-    return f"{_html_table(tables.grid(groups, target(groups)))}<svg{image[2]}"
+    return f"{_html_table(result_tables.grid(groups, target(groups)))}<svg{image[2]}"
 
 
 def _html_table(grid: Grid) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, slug
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import gather, setting_options
+from fedmom.cli.options import FOLDER, gather, setting_options
 from fedmom.cli.output import OUT, note, stopped
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
 
@@ -161,13 +160,13 @@ def status(folder: Path) -> None:
     from fedmom.experiments.results import find
     from fedmom.flower.control import Control
     from fedmom.flower.layout import open_deployment
-    from fedmom.reports import tables
+    from fedmom.reports import result_tables
 
     deployment = open_deployment(folder)
     with Control(deployment) as control:
         nodes = control.nodes()
     rows = [[n.name, "online" if n.online else "offline", n.since[:19]] for n in nodes]
-    OUT.print(tables.rich_table(("device", "is", "since (UTC)"), rows))
+    OUT.print(result_tables.rich_table(("device", "is", "since (UTC)"), rows))
     folders = sorted(p.parent for p in (deployment.path / "runs").glob("*/config.toml"))
     for found in find(folders) if folders else []:
         OUT.print(
@@ -191,9 +190,9 @@ def _free(runs: Path) -> Path:
 def _show(folder: Path) -> None:
     """Show the last evaluation of a run."""
     from fedmom.experiments.results import as_groups, find, target
-    from fedmom.reports import tables
+    from fedmom.reports import result_tables
 
     (result,) = find([folder])
     groups = as_groups({result.config.algorithm: result})
-    tables.show(OUT, tables.grid(groups, target(groups)))
+    result_tables.show(OUT, result_tables.grid(groups, target(groups)))
     OUT.print(f"Run folder: {folder}", markup=False)

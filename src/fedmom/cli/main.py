@@ -21,8 +21,8 @@ COMMANDS = {
         "Go on with a run, comparison or sweep that was stopped, as if it never had been.",
     ),
     "list": (
-        "fedmom.cli.listing:list_",
-        "Show the algorithms, models, datasets and all else that has a name, with options.",
+        "fedmom.cli.main:list_",
+        "List all built-in algorithms, models, datasets and other components, with options.",
     ),
     "report": (
         "fedmom.cli.report:report",
@@ -83,3 +83,29 @@ def cli() -> None:
       fedmom report runs/compare           a page about runs, with curves and tables
       fedmom watch runs/compare            the same page while they go on
     """
+
+
+@click.command(name="list")
+def list_() -> None:
+    """List all built-in algorithms, models, datasets and other components, with options."""
+    from rich.table import Table
+
+    from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+    from fedmom.cli.output import OUT
+    from fedmom.data import DATASETS
+    from fedmom.models import MODELS
+    from fedmom.runtimes import RUNTIMES
+    from fedmom.training import PACES, SAMPLERS
+
+    view = Table(box=None, pad_edge=False)
+    for column in ("", "name:options", "what it is"):
+        view.add_column(column, style="bold" if not column else "", overflow="fold")
+    registries = (
+        *(ALGORITHMS, MODELS, DATASETS, SOLVERS, SCHEDULES),
+        *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
+    )
+    for registry in registries:
+        for spec, about in registry.described():
+            # A narrow terminal folds after a comma, not within a word.
+            view.add_row(registry.what, spec.replace(",", ", "), about.replace("``", ""))
+    OUT.print(view)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT, page
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from fedmom.cli.options import (
+    FOLDER,
     gather,
     parse_grid,
     setting_options,
     split_names,
 )
 from fedmom.cli.output import OUT, failed, note, page, stopped
-from fedmom.cli.paths import FOLDER
 from fedmom.cli.start import under_way
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.files import free_folder, removed_if_refused
@@ -168,31 +168,31 @@ def resume(folder: Path, accept_changes: bool, runtime: str | None) -> None:
 def _finish_run(folder: Any, experiment: Any, **how: Any) -> None:
     """Run to the end, and show the last evaluation."""
     from fedmom.experiments.results import as_groups, target
-    from fedmom.reports import tables
+    from fedmom.reports import result_tables
 
     result = _execute(folder, experiment, experiment.config.algorithm, **how)
     if result.stop:
         raise (DivergedError if result.diverged else BadReplyError)(result.why)
     groups = as_groups({experiment.config.algorithm: result})
-    tables.show(OUT, tables.grid(groups, target(groups)))
+    result_tables.show(OUT, result_tables.grid(groups, target(groups)))
     _say_risen({experiment.config.algorithm: result})
 
 
 def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a comparison, then show it."""
     from fedmom.experiments.results import as_groups, target
-    from fedmom.reports import differences, run_page, tables
+    from fedmom.reports import differences, result_tables, run_page
 
     results = _run_comparison(folder, experiments, **how)
     groups = as_groups(results)
     goal, families = target(groups), differences.families(groups)
-    tables.show(OUT, tables.grid(groups, goal), *map(differences.grid, families))
+    result_tables.show(OUT, result_tables.grid(groups, goal), *map(differences.grid, families))
     config = list(experiments.values())[-1].config
     rates = {e.config.algorithm: e.config.lr for e in experiments.values()}
     if len(groups) > 1:
         OUT.print()
-        for text in differences.sentences(families, tables.verdict(groups, goal), rates):
-            tables.say(OUT, text)
+        for text in differences.sentences(families, result_tables.verdict(groups, goal), rates):
+            result_tables.say(OUT, text)
     title = f"{config.model} on {config.data}: M={config.clients_per_round}, "
     title += differences.rates_text(rates)
     figure, made = run_page.write_comparison(folder, list(results.values()), title)
@@ -204,11 +204,11 @@ def _finish_comparison(folder: Path, experiments: Mapping[str, Any], **how: Any)
 def _finish_sweep(folder: Path, experiments: Mapping[str, Any], **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.experiments import sweep as sweeps
-    from fedmom.reports import ranking, run_page, sweep_page, tables
+    from fedmom.reports import ranking, result_tables, run_page, sweep_page
 
     results = _run_side_by_side(folder, experiments, **how)
     groups = sweeps.groups(results)
-    tables.show(OUT, ranking.grid(groups))
+    result_tables.show(OUT, ranking.grid(groups))
     OUT.print(f"Table: {ranking.write(folder / 'sweep.csv', groups)}", markup=False)
     page(run_page.write(sweep_page.overview(groups), folder / "sweep.html"))
     _say_risen(results)
@@ -269,7 +269,7 @@ def _execute(folder: Any, experiment: Any, label: str, **how: Any) -> Any:
     """Run in a folder, with progress."""
     from fedmom.api import progress
     from fedmom.experiments.execute import execute
-    from fedmom.experiments.rising import RisingLoss
+    from fedmom.experiments.loss_warning import RisingLoss
 
     watchers: list[Any] = [
         progress.watch(OUT, label),
@@ -292,7 +292,7 @@ def _say_notes(folder: Any, experiment: Any) -> None:
 
 def _say_risen(results: Mapping[str, Any]) -> None:
     """Tell the user of runs that ended worse than they began, without leaving the numbers."""
-    from fedmom.experiments.rising import risen
+    from fedmom.experiments.loss_warning import risen
 
     if sentence := risen(results):
         note(sentence)

@@ -111,7 +111,7 @@ def main() -> None:
         raise
     except BaseException as error:
         signals.ignore()
-        from fedmom.cli.endings import told
+        from fedmom.cli.exit_messages import told
 
         leave(told(error, interrupted=signals.seen))
 

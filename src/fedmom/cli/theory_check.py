@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT
-from fedmom.cli.paths import FOLDER
 
 
 @click.command(name="check")

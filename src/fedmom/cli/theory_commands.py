@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import Command, setting_option
-from fedmom.cli.paths import FOLDER
+from fedmom.cli.options import FOLDER, Command, setting_option
 from fedmom.theory.budgets import Budget, Look
 
 CONSTANT = click.FloatRange(max=1e100)  # products of them stay finite

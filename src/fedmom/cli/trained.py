@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
 RUN = click.argument("run", type=FOLDER)

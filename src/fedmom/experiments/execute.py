@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.identity import label
 from fedmom.core.types import Params, Say
-from fedmom.experiments import logs, origin, recovery
+from fedmom.experiments import logs, provenance, recovery
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.folder import RunFolder
@@ -187,16 +187,16 @@ class _Execution:
         """
         path, data, fresh = self._folder.path, self._experiment.data, self._done
         if not recovery.has_checkpoint(path):
-            origin.record(path, self._config, data)
+            provenance.record(path, self._config, data)
             return self._begin_anew(fresh, say)
-        changes = origin.check(path, self._config, data, accept=accept_changes)
+        changes = provenance.check(path, self._config, data, accept=accept_changes)
         found = recovery.find(path, fresh, self._config.rounds)
         assert found is not None
         self._restore_runtime(found)
         self._rounds, self._evals = self._folder.go_on(found, say)
         done = found.checkpoint.state
         if changes:
-            origin.accept(path, done.round, changes, self._config, data)
+            provenance.accept(path, done.round, changes, self._config, data)
         self._tell_begin(done)
         self._saved = done.round
         return done

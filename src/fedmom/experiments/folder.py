@@ -12,7 +12,7 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, parse_json, sync, write_atomic
 from fedmom.core.types import Say
-from fedmom.experiments import checkpoints, logs, origin, recovery, settings
+from fedmom.experiments import checkpoints, logs, provenance, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
 from fedmom.experiments.recovery import FoundCheckpoint
@@ -20,7 +20,7 @@ from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
 # All that a folder may have before its run has begun.
-UNTOUCHED = ("config.toml", "versions.json", origin.STARTED, ROUNDS, EVALS, ".lock")
+UNTOUCHED = ("config.toml", "versions.json", provenance.STARTED, ROUNDS, EVALS, ".lock")
 
 
 class RunFolder:

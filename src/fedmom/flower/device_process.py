@@ -9,7 +9,7 @@ from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked
 from fedmom.core.types import Say
-from fedmom.flower import programs
+from fedmom.flower import launch
 from fedmom.flower.device_end import SAID, own_data
 from fedmom.flower.layout import DeviceFolder
 
@@ -55,7 +55,7 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
     with locked(device.path):
         since = time.monotonic()
         while True:
-            command = programs.supernode(device, programs.free_port(), str(locate(data)), client)
+            command = launch.supernode(device, launch.free_port(), str(locate(data)), client)
             refusal, was_let_in = _attend(device, command, say)
             since = time.monotonic() if was_let_in else since
             if time.monotonic() - since > SECONDS_TO_RETURN:
@@ -72,10 +72,10 @@ def _cache(device: DeviceFolder) -> dict[str, str]:
 
 def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
     """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
-    home = programs.environment(device.path / "flwr", **_cache(device))
+    home = launch.environment(device.path / "flwr", **_cache(device))
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
     text, connected = "", False
-    with programs.running(command, device.path / LOG, home, device.path) as process:
+    with launch.running(command, device.path / LOG, home, device.path) as process:
         while process.poll() is None:
             text = (text + log.news())[-20_000:]
             if not connected and "SuperNode ID" in text:

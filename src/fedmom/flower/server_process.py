@@ -5,7 +5,7 @@ import time
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
-from fedmom.flower import programs
+from fedmom.flower import launch
 from fedmom.flower.control import Control
 from fedmom.flower.layout import Deployment
 
@@ -24,9 +24,9 @@ def serve(deployment: Deployment, say: Say) -> None:
     """
     while True:
         began = time.monotonic()
-        home = programs.environment(deployment.server / "flwr")
+        home = launch.environment(deployment.server / "flwr")
         log = deployment.server / LOG
-        with programs.running(programs.superlink(deployment), log, home, deployment.path) as it:
+        with launch.running(launch.superlink(deployment), log, home, deployment.path) as it:
             _attend(deployment, it, say)
         if time.monotonic() - began < FEWEST_SECONDS:
             raise FedMomError(f"Flower's SuperLink ended at once. {log} says why.")

@@ -1,5 +1,6 @@
 """FedMom and FedAvg as strategies, for Flower apps whose clients stay as they are."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from logging import INFO, WARNING
@@ -19,17 +20,19 @@ from fedmom.algorithms import schedules
 from fedmom.algorithms.aggregation import mean
 from fedmom.algorithms.server import fedavg, fedmom
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json, write_atomic
 from fedmom.core.types import Params, Weighting
 from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
-from fedmom.flower.known_nodes import KnownNodes
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.inbox import Inbox
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Node, one_line
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node, one_line
+from fedmom.runtimes.devices.population import natural
 from fedmom.runtimes.devices.wire import UnusableReplyError
 from fedmom.training.loop import State
 from fedmom.training.samplers import uniform
 
 ARRAYS, CONFIG, SAMPLES = "arrays", "config", "num-examples"  # as Flower's own strategies name them
+NODES = "nodes.json"
 
 
 class FedMom(Strategy):
@@ -376,3 +379,49 @@ def _mean_metrics(found: list[tuple[int, MetricRecord]]) -> MetricRecord:
 
 def _copy(config: ConfigRecord | None) -> ConfigRecord:
     return ConfigRecord(dict(config or {}))
+
+
+class KnownNodes:
+    """Remembers the samples of every node, so that population weights outlive its absence.
+
+    A node whose samples are not known yet counts as one of the mean.
+
+    Args:
+        folder: Where they are kept; None: nowhere.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._samples: dict[str, int | None] = {}
+        if folder is not None and (folder / NODES).exists():
+            try:
+                found = parse_json((folder / NODES).read_bytes())
+                self._samples = {str(k): None if n is None else int(n) for k, n in found.items()}
+            except (ValueError, AttributeError, TypeError, OverflowError):
+                raise FedMomError(f"{folder / NODES} is damaged. Remove it.") from None
+
+    def online(self, grid: Grid) -> list[Node]:
+        """Return the nodes that are online, in the order of their names."""
+        nodes = sorted(Link(grid).nodes(), key=lambda node: (natural(node.name), node.key))
+        for node in nodes:
+            self._samples.setdefault(node.key, None)
+        return nodes
+
+    def note(self, key: str, samples: int) -> None:
+        """Note what a node tells."""
+        self._samples[key] = samples
+
+    def count(self) -> int:
+        """Return K, the nodes seen so far."""
+        return len(self._samples)
+
+    def total(self) -> int:
+        """Return n, the samples of all nodes, known or guessed."""
+        told = [samples for samples in self._samples.values() if samples is not None]
+        return round(sum(told) / len(told) * len(self._samples)) if told else 0
+
+    def save(self) -> None:
+        """Keep them."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._folder / NODES, json.dumps(self._samples, indent=2).encode())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedmom.experiments.results import Group, Points, Result, ranked_by
-from fedmom.experiments.statistics import FEWEST, PERCENT, interval
+from fedmom.experiments.seed_statistics import FEWEST, PERCENT, interval
 from fedmom.reports.charts import Chart, Figure, Line
 
 ROUND = "communication round"

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedmom.experiments import pairs
-from fedmom.experiments.pairs import Family, Measure, Pair
+from fedmom.experiments import paired_tests
+from fedmom.experiments.paired_tests import Family, Measure, Pair
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
+from fedmom.experiments.seed_statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
 from fedmom.reports.charts import Grid
-from fedmom.reports.tables import NONE
+from fedmom.reports.result_tables import NONE
 
 COLUMNS = ("seeds", "difference", f"interval ({PERCENT})", "p (Holm)", "finding")
 SMALLEST = 0.001  # p-values below it are shown as such
@@ -18,10 +18,11 @@ ONE_SEED = "One seed shows no difference between algorithms: give --seeds 10 for
 
 def families(groups: Sequence[Group]) -> list[Family]:
     """Return the comparisons of test metric and training loss; none if there are no seeds."""
-    if not pairs.comparable(groups):
+    if not paired_tests.comparable(groups):
         return []
     return [
-        pairs.family(groups, measure) for measure in (pairs.ranking_measure(groups), pairs.LOSS)
+        paired_tests.family(groups, measure)
+        for measure in (paired_tests.ranking_measure(groups), paired_tests.LOSS)
     ]
 
 
@@ -112,7 +113,7 @@ def _cells(pair: Pair, family: Family) -> list[str]:
 
 
 def _note(family: Family) -> str:
-    if family.measure == pairs.LOSS:
+    if family.measure == paired_tests.LOSS:
         return "As above; lower is better."
     first = "the run" if family.best is not None else "the first of the pair"
     holm = (

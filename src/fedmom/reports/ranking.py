@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmom.core.files import write_atomic
-from fedmom.experiments import pairs
-from fedmom.experiments.pairs import Pair
+from fedmom.experiments import paired_tests
+from fedmom.experiments.paired_tests import Pair
 from fedmom.experiments.results import Group, RankedBy, ranked_by
-from fedmom.experiments.statistics import Interval, interval
+from fedmom.experiments.seed_statistics import Interval, interval
 from fedmom.reports import differences
 from fedmom.reports.charts import Grid
-from fedmom.reports.tables import mean_text, over_seeds_note
+from fedmom.reports.result_tables import mean_text, over_seeds_note
 
 CHOSEN = (
     "The first row was chosen by these runs, so its numbers look better than they are: report it"
@@ -92,7 +92,7 @@ class _Rank:
 def grid(groups: Sequence[Group]) -> Grid:
     """Return the table of a sweep, best first."""
     ranks = _ranking(groups)
-    seeds, stopped = pairs.comparable(groups), any(rank.stopped for rank in ranks)
+    seeds, stopped = paired_tests.comparable(groups), any(rank.stopped for rank in ranks)
     metric = ranked_by(groups).metric
     columns = [
         *("runs", "seeds", "train loss", f"test {metric}"),
@@ -115,10 +115,10 @@ def write(path: Path, groups: Sequence[Group]) -> Path:
 def _ranking(groups: Sequence[Group]) -> list[_Rank]:
     by = ranked_by(groups)
     ranks = sorted((_rank(group, by) for group in groups), key=_Rank.order)
-    if not pairs.same_data(groups):
+    if not paired_tests.same_data(groups):
         return ranks
-    measure = pairs.ranking_measure(groups)
-    family = pairs.family([rank.group for rank in ranks], measure, best=0)
+    measure = paired_tests.ranking_measure(groups)
+    family = paired_tests.family([rank.group for rank in ranks], measure, best=0)
     return [replace(r, pair=p) for r, p in zip(ranks, [None, *family.pairs], strict=True)]
 
 
@@ -142,7 +142,7 @@ def _bounds(found: Interval) -> tuple[float | None, float | None, float | None]:
 
 def _note(groups: Sequence[Group]) -> str:
     over_seeds = over_seeds_note(groups)
-    if len(groups) == 1 or not pairs.same_data(groups):
+    if len(groups) == 1 or not paired_tests.same_data(groups):
         return over_seeds
     if not over_seeds:
         return f"One seed shows no difference: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"

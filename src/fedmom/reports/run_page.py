@@ -13,7 +13,7 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.reports import curves, devices, differences, drawing, palette, tables
+from fedmom.reports import curves, devices, differences, drawing, palette, result_tables
 from fedmom.reports.charts import Figure, Grid
 from fedmom.reports.html import Part, Section, Settings, Words, write_page
 from fedmom.reports.html.live import View
@@ -151,13 +151,13 @@ def _theory(groups: Sequence[Group]) -> list[Section]:
 def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
     families = differences.families(groups)
     sentences = [
-        tables.verdict(groups, goal) if len(groups) > 1 else "",
+        result_tables.verdict(groups, goal) if len(groups) > 1 else "",
         *map(differences.sentence, families),
         *stopped_early(groups),
     ]
     # Words come even if there are none: a live page stays as it is while its parts are the same.
     words = Words("\n\n".join(sentence for sentence in sentences if sentence))
-    return [words, tables.grid(groups, goal), *map(differences.grid, families)]
+    return [words, result_tables.grid(groups, goal), *map(differences.grid, families)]
 
 
 def stopped_early(groups: Sequence[Group]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmom.experiments.statistics import MARGIN, Difference, Finding, difference, holm
+from fedmom.experiments.seed_statistics import MARGIN, Difference, Finding, difference, holm
 from fedmom.reproduction.findings import Contest
 from fedmom.reproduction.measures import Measures, Values, measure
 from fedmom.reproduction.plan import NAMES

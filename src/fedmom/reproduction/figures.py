@@ -11,7 +11,7 @@ from fedmom.data.sources.glyphs import CHARACTERS
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.statistics import counts, label_mix
 from fedmom.experiments.results import Result
-from fedmom.experiments.statistics import FEWEST, interval
+from fedmom.experiments.seed_statistics import FEWEST, interval
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line, Mark
 from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
 from fedmom.reproduction.measures import Measures, final_loss, positive, windows

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fedmom.experiments.results import Result
-from fedmom.experiments.statistics import Interval, interval
+from fedmom.experiments.seed_statistics import Interval, interval
 
 LAST = 5  # evaluations that a final value is the mean of: one alone is noisy
 TARGET = 0.95  # of the best mean final accuracy: what rounds are counted to

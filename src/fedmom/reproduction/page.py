@@ -13,7 +13,7 @@ from fedmom.data.federated import FederatedData
 from fedmom.reports import drawing, palette
 from fedmom.reports.charts import Figure, Grid
 from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words, write_page
-from fedmom.reproduction import figures, plan, tables, verdicts
+from fedmom.reproduction import figures, paper_tables, plan, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale
 
@@ -76,7 +76,7 @@ def write(folder: Path, page: Page) -> Path:
     """Write the tables, then the page; return the page's path."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     for grid in [page.judged, *page.tables()]:
-        write_atomic(folder / "tables" / f"{grid.name}.md", tables.markdown(grid).encode())
+        write_atomic(folder / "tables" / f"{grid.name}.md", paper_tables.markdown(grid).encode())
     return write_page(folder / "paper.html", TITLE, page.sections, page.about)
 
 
@@ -135,11 +135,11 @@ def _listed(numbers: Sequence[float]) -> str:
 
 
 def _table1(_context: Context, _findings: Findings) -> Iterator[Part]:
-    yield tables.settings()
+    yield paper_tables.settings()
 
 
 def _table2(context: Context, _findings: Findings) -> Iterator[Part]:
-    yield tables.data_statistics(context.data)
+    yield paper_tables.data_statistics(context.data)
 
 
 def _fig2(context: Context, _findings: Findings) -> Iterator[Part]:
@@ -159,19 +159,19 @@ def _fig5(_context: Context, findings: Findings) -> Iterator[Part]:
     yield figures.comparison(
         findings.own, "fig5b", "Figure 5, once more: each method at its own best γ"
     )
-    yield tables.results([*findings.equal.values(), *findings.own.values()])
+    yield paper_tables.results([*findings.equal.values(), *findings.own.values()])
 
 
 def _fig6(_context: Context, findings: Findings) -> Iterator[Part]:
     yield figures.sensitivity(findings)
-    yield tables.same_lr(findings)
+    yield paper_tables.same_lr(findings)
 
 
 def _beyond(_context: Context, findings: Findings) -> Iterator[Part]:
     yield figures.beyond(findings)
-    yield tables.differences(findings)
-    yield tables.beyond(findings)
-    yield Words("\n\n".join(tables.advice(findings)) or MISSING)
+    yield paper_tables.differences(findings)
+    yield paper_tables.beyond(findings)
+    yield Words("\n\n".join(paper_tables.advice(findings)) or MISSING)
 
 
 def _author(_context: Context, findings: Findings) -> Iterator[Part]:
@@ -181,7 +181,7 @@ def _author(_context: Context, findings: Findings) -> Iterator[Part]:
         " With equal weights η is 1."
     )
     yield figures.author(findings)
-    yield tables.author(findings)
+    yield paper_tables.author(findings)
 
 
 def _settings(findings: Findings) -> Iterator[Part]:

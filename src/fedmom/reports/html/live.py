@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html.build import content, render, to_json
 from fedmom.reports.html.connections import Connections
+from fedmom.reports.html.render import content, render, to_json
 from fedmom.reports.html.sections import Section
 
 HOST = "127.0.0.1"

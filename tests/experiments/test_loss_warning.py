@@ -3,7 +3,7 @@
 import pytest
 
 import fedmom
-from fedmom.experiments.rising import advice
+from fedmom.experiments.loss_warning import advice
 from fedmom.experiments.settings import RunConfig
 from fedmom.experiments.step_sizes import STEP_SIZES, default_lr
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmom.experiments.results import Group, RankedBy, Result, ranked_by
-from fedmom.experiments.statistics import FEWEST, PERCENT, interval
+from fedmom.experiments.seed_statistics import FEWEST, PERCENT, interval
 from fedmom.reports.charts import Grid
 
 PERCENTILES = ("p10", "p50", "p90")

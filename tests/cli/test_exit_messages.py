@@ -13,7 +13,7 @@ import zipfile
 import click
 import pytest
 
-from fedmom.cli import endings, start
+from fedmom.cli import exit_messages, start
 from fedmom.cli import main as front
 from fedmom.core.files import write_atomic
 from tests.cli.command import main, words
@@ -265,6 +265,6 @@ def test_signals_that_were_turned_off_stay_so():
 
 
 def test_long_paths_are_shown_in_part():
-    text = endings.sentence(OSError(errno.ENAMETOOLONG, "File name too long", "y" * 5000))
+    text = exit_messages.sentence(OSError(errno.ENAMETOOLONG, "File name too long", "y" * 5000))
     assert len(text) < 300
     assert text.startswith("yyy")

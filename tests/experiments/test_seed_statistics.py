@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedmom.experiments import statistics
-from fedmom.experiments.statistics import FEWEST, LEVEL, Finding, difference, holm, interval
+from fedmom.experiments import seed_statistics
+from fedmom.experiments.seed_statistics import FEWEST, LEVEL, Finding, difference, holm, interval
 
 INF = math.inf
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
@@ -20,7 +20,7 @@ def by_seed(values):
     return dict(enumerate(values))
 
 
-def found(ours, theirs, margin=statistics.MARGIN):
+def found(ours, theirs, margin=seed_statistics.MARGIN):
     """What one comparison alone shows."""
     apart = difference(by_seed(ours), by_seed(theirs))
     return apart.finding(apart.p, margin)

@@ -8,7 +8,7 @@ from fedmom.data.federated import FederatedData
 from fedmom.data.statistics import PAPER_TABLE_2, Statistics
 from fedmom.data.statistics import statistics as describe
 from fedmom.experiments.results import Result
-from fedmom.experiments.statistics import Finding
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
 from fedmom.reproduction.duels import MeasuredDuel, duels

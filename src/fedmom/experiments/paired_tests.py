@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedmom.experiments import statistics
+from fedmom.experiments import seed_statistics
 from fedmom.experiments.results import Group, Result, ranked_by
-from fedmom.experiments.statistics import Difference, Finding
+from fedmom.experiments.seed_statistics import Difference, Finding
 
 ALL_PAIRS = 3  # groups: of more, each is shown against the best only
 
@@ -47,7 +47,7 @@ class Measure:
         return {seed: value for seed, value in values if value is not None}
 
 
-ACCURACY = Measure("test accuracy", "test", "accuracy", 1, statistics.MARGIN)
+ACCURACY = Measure("test accuracy", "test", "accuracy", 1, seed_statistics.MARGIN)
 LOSS = Measure("training loss", "train", "loss", -1, None)
 
 
@@ -118,15 +118,15 @@ def family(groups: Sequence[Group], measure: Measure, best: int | None = None) -
     """
     values = [measure.by_seed(group) for group in groups]
     pairs = [(ours, theirs) for ours in range(len(groups)) for theirs in range(ours)]
-    raw = [statistics.difference(values[ours], values[theirs]).p for ours, theirs in pairs]
-    corrected = dict(zip(pairs, statistics.holm(raw), strict=True))
+    raw = [seed_statistics.difference(values[ours], values[theirs]).p for ours, theirs in pairs]
+    corrected = dict(zip(pairs, seed_statistics.holm(raw), strict=True))
     if best is None and len(groups) > ALL_PAIRS:
         best = _best(values, measure)
     if best is not None:
         pairs = [(ours, best) for ours in range(len(groups)) if ours != best]
     found = []
     for ours, theirs in pairs:
-        apart = statistics.difference(values[ours], values[theirs])
+        apart = seed_statistics.difference(values[ours], values[theirs])
         p = corrected[max(ours, theirs), min(ours, theirs)]
         finding = apart.finding(p, measure.margin)
         found.append(Pair(groups[ours].label, groups[theirs].label, apart, p, finding))
@@ -146,5 +146,5 @@ def same_data(groups: Sequence[Group]) -> bool:
 
 def _best(values: Sequence[dict[int, float]], measure: Measure) -> int:
     """Return the place of the best mean; a group with a run that diverged has the worst."""
-    means = [statistics.interval(list(each.values())).mean * measure.better for each in values]
+    means = [seed_statistics.interval(list(each.values())).mean * measure.better for each in values]
     return max(range(len(means)), key=lambda i: -math.inf if math.isnan(means[i]) else means[i])
