@@ -22,7 +22,7 @@ from fedmom.flower import certificates, launch, layout, node, run_process
 from fedmom.flower.control import packed_app, settings_of
 from fedmom.flower.device_end import own_data, respond
 from fedmom.flower.run_process import follow
-from fedmom.reports import devices as device_table
+from fedmom.reports import result_tables
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.population import from_json, natural
 from tests.cli.command import invoke, refused
@@ -333,14 +333,14 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
         write(event)
     with (tmp_path / journal.EVENTS).open("a") as file:
         file.write('{"event": "ans')  # torn by a kill
-    table = device_table.grid(tmp_path, {0: "its update is not finite"})
+    table = result_tables.device_grid(tmp_path, {0: "its update is not finite"})
     assert table.rows[0][:6] == ["ann", "1,200", "1", "1", "2.0", "0"]
     assert table.rows[0][-1] == "its update is not finite"
     assert table.rows[1][:6] == ["bob", "7", "2", "2", "2.5", "1"]
     assert [row[6] for row in table.rows] == ["online", "offline"]
     assert table.rows[1][-2:] == ["trained, round 2", "it is offline"]
     assert table.note.endswith(": 1.")
-    assert device_table.grid(tmp_path / "elsewhere", {}) is None
+    assert result_tables.device_grid(tmp_path / "elsewhere", {}) is None
 
 
 def test_the_settings_of_the_template_are_settings(tmp_path):

@@ -1,6 +1,7 @@
 """Damaged logs and checkpoints: mended where that is sure, refused otherwise, nothing lost."""
 
 import json
+import math
 import re
 import shutil
 
@@ -115,6 +116,9 @@ def test_a_bad_line_is_named_and_nothing_is_touched(tmp_path, whole, name, line,
         ("rounds.jsonl", "cohort", 5),
         ("rounds.jsonl", "diagnostics", 5),
         ("rounds.jsonl", "diagnostics", {"drift": "far"}),
+        ("rounds.jsonl", "metrics", [0.1]),
+        ("rounds.jsonl", "metrics", {"client/drift": "far"}),
+        ("rounds.jsonl", "metrics", {"clip/share": True}),
         ("evals.jsonl", "split", 0),
         ("evals.jsonl", "loss", float("nan")),
         ("evals.jsonl", "accuracy_p50", []),
@@ -126,6 +130,13 @@ def test_a_value_that_no_run_writes_is_named(tmp_path, whole, name, key, value):
     (tmp_path / name).write_text(json.dumps(row) + "\n")
     with pytest.raises(fedmom.FedMomError, match=f"line 1 cannot be used: its {key} is "):
         RunFolder(tmp_path).rows(name)
+
+
+def test_metrics_of_a_method_need_not_be_finite(tmp_path, whole):
+    row = json.loads(lines_of(whole / "rounds.jsonl")[0]) | {"metrics": {"a": math.nan, "b": 1}}
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = RunFolder(tmp_path).rows("rounds.jsonl")
+    assert math.isnan(found["metrics"]["a"])
 
 
 @pytest.mark.parametrize("torn", [b'{"round": 8, "coh', b"\0\0\0", b"5", b"\xff"])

@@ -124,11 +124,15 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Tell whether a value is of the kind that a run writes under this name."""
+    """Return whether a value is of the kind that a run writes under this name."""
     if name == "round":
         return type(value) is int and 0 <= value < LARGEST
     if name == "diagnostics":
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
+    if name == "metrics":  # of a method: its numbers may be NaN or infinite
+        return isinstance(value, dict) and all(
+            _is_number(v) or isinstance(v, float) for v in value.values()
+        )
     if name == LOWER_IS_BETTER:
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
     if name in OTHER_TYPES:

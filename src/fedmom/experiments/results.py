@@ -88,9 +88,9 @@ class Result:
         """Return a curve of the rounds; a round without replies has no loss."""
         return [(r["round"], r[key]) for r in self.rounds if r[key] is not None]
 
-    def diagnosed(self, name: str) -> Points:
-        """Return the curve of a diagnostic, at the rounds that have it."""
-        values = ((r["round"], (r.get("diagnostics") or {}).get(name)) for r in self.rounds)
+    def noted(self, key: str, name: str) -> Points:
+        """Return a curve of the numbers under "diagnostics" or "metrics", where rounds have it."""
+        values = ((r["round"], (r.get(key) or {}).get(name)) for r in self.rounds)
         return [(round_, value) for round_, value in values if value is not None]
 
     @property

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
-from fedmom.reports import palette
-from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line
+from fedmom.reports.charts import LIGHT, Area, Bars, Chart, Figure, Heat, Line, colours_of
 
 if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait for
     from matplotlib.figure import Figure as Image
@@ -56,7 +55,7 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Image
 
-    colours = colours or palette.assign([figure])
+    colours = colours or colours_of([figure])
     columns = figure.across
     rows = -(-len(figure.charts) // columns)
     with matplotlib.rc_context(STYLE):
@@ -120,7 +119,7 @@ def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str
             _draw_heat(axes, mark)
             continue
         number = colours[mark.label]
-        colour = palette.LIGHT[number % len(palette.LIGHT)]
+        colour = LIGHT[number % len(LIGHT)]
         if isinstance(mark, Line):
             handle = _draw_line(axes, mark, number, colour)
         elif isinstance(mark, Area):
@@ -144,7 +143,7 @@ def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str
 
 
 def _draw_line(axes: Any, line: Line, number: int, colour: str) -> Any:
-    dash = DASHES[1] if line.dashed else DASHES[number // len(palette.LIGHT) % len(DASHES)]
+    dash = DASHES[1] if line.dashed else DASHES[number // len(LIGHT) % len(DASHES)]
     if line.low is not None and line.high is not None:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
     marker = {"marker": "o", "markersize": 3.5} if line.markers or len(line.x) == 1 else {}
@@ -181,7 +180,7 @@ def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None
     """Draw cells with their texts: blue above 0, orange below, white at 0."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    shades = LinearSegmentedColormap.from_list("", [palette.LIGHT[1], "#ffffff", palette.LIGHT[0]])
+    shades = LinearSegmentedColormap.from_list("", [LIGHT[1], "#ffffff", LIGHT[0]])
     axes.imshow(heat.shades, cmap=shades, vmin=-1, vmax=1, aspect="auto")
     for row, values in enumerate(heat.shades):
         for column, value in enumerate(values):

@@ -13,10 +13,11 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.reports import curves, devices, differences, drawing, palette, result_tables
-from fedmom.reports.charts import Figure, Grid
-from fedmom.reports.html import Part, Section, Settings, Words, write_page
+from fedmom.reports import curves, differences, drawing, result_tables
+from fedmom.reports.charts import Figure, Grid, colours_of
+from fedmom.reports.html import Part, Section, Settings, Words
 from fedmom.reports.html.live import View
+from fedmom.reports.html.render import write_page
 
 SECONDS_TO_WORRY = 30.0
 EARLY = ("diverged", "stopped", "unfinished")  # the statuses of runs that are not whole
@@ -44,12 +45,14 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
         goal: The value of the test metric to count rounds to; by default the runner-up's best.
     """
     groups = group_by_seed(results)
-    evaluations, diagnostics = curves.evaluations(groups), curves.diagnostics(groups)
+    evaluations = curves.evaluations(groups)
+    metrics, diagnostics = curves.noted("metrics", groups), curves.noted("diagnostics", groups)
     tables_of_devices = _devices(results)
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
         Section("Evaluations", [evaluations]),
         Section("Rounds", [curves.rounds(groups)]),
+        *([Section("Metrics of the method", [metrics])] if metrics else []),
         *([Section("Diagnostics", [diagnostics])] if diagnostics else []),
         *_theory(groups),
         *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
@@ -66,7 +69,7 @@ def write(view: Overview, path: Path) -> Path:
 def print_figures(view: Overview, page: Path) -> Iterator[list[Path]]:
     """Write the page's figures beside it as PNG, SVG and PDF, one after another."""
     figures = view.figures()
-    colours = palette.assign(figures)
+    colours = colours_of(figures)
     for figure in figures:
         named = replace(figure, name=f"{page.stem}-{figure.name}")
         yield drawing.save(named, page.parent, colours=colours)
@@ -191,7 +194,7 @@ def _devices(results: Sequence[Result]) -> list[Part]:
     found = []
     for run in results:
         why = {c: reason for row in run.rounds for c, reason in row.get("rejected", ())}
-        shown = devices.grid(run.path, why)
+        shown = result_tables.device_grid(run.path, why)
         if shown is not None:
             title = shown.title if len(results) == 1 else f"{shown.title} of {run.path.name}"
             found.append(replace(shown, title=title))

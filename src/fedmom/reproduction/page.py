@@ -10,9 +10,10 @@ from fedmom import data as datasets
 from fedmom.core.files import write_atomic
 from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
-from fedmom.reports import drawing, palette
-from fedmom.reports.charts import Figure, Grid
-from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words, write_page
+from fedmom.reports import drawing
+from fedmom.reports.charts import Figure, Grid, colours_of
+from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words
+from fedmom.reports.html.render import write_page
 from fedmom.reproduction import figures, paper_tables, plan, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale
@@ -83,7 +84,7 @@ def write(folder: Path, page: Page) -> Path:
 def draw(folder: Path, page: Page, console: Console) -> None:
     """Write the figures for print, in the colours of the page."""
     drawn = page.figures()
-    colours = palette.assign(drawn)
+    colours = colours_of(drawn)
     for figure in track(drawn, "drawing", total=len(drawn), console=console):
         drawing.save(figure, folder / "figures", colours=colours)
 

@@ -1,5 +1,7 @@
 """The page of a run that goes on, served to browsers on this machine only."""
 
+import contextlib
+import socket
 import sys
 import threading
 import time
@@ -9,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html.connections import Connections
+from fedmom.reports.html import Section
 from fedmom.reports.html.render import content, render, to_json
-from fedmom.reports.html.sections import Section
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
@@ -20,6 +21,8 @@ SECONDS_TO_SEND = 120.0  # a page of some megabytes, perhaps through a slow tunn
 # Reading the logs of a large sweep takes time; looking on must not slow training down.
 SECONDS_KEPT = 1.0
 SHARE_OF_TIME = 0.1
+MOST = 32  # connections open at once
+SECONDS_TO_ASK = 10.0  # for a whole request
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,58 @@ class Source:
                 took = time.monotonic() - began
                 self._kept_until = began + max(SECONDS_KEPT, took / SHARE_OF_TIME)
             return self._view
+
+
+class Connections:
+    """Open connections, and which of them have not asked for anything yet.
+
+    One that sends its request slowly or never is closed after ``SECONDS_TO_ASK``, or when
+    somebody else needs its place.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._silent: dict[socket.socket, float] = {}  # with their deadlines, oldest first
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Take a new connection, in the place of a silent one if need be."""
+        with self._lock:
+            if len(self._open) >= MOST and not self._drop_oldest():
+                return False
+            self._open.add(connection)
+            self._silent[connection] = time.monotonic() + SECONDS_TO_ASK
+            return True
+
+    def has_asked(self, connection: socket.socket) -> None:
+        """Note that a request is there whole: answering it may take its time."""
+        with self._lock:
+            self._silent.pop(connection, None)
+
+    def closed(self, connection: socket.socket) -> None:
+        """Forget a connection."""
+        with self._lock:
+            self._open.discard(connection)
+            self._silent.pop(connection, None)
+
+    def drop_late(self) -> None:
+        """Close those whose request is overdue."""
+        with self._lock:
+            while self._silent and next(iter(self._silent.values())) <= time.monotonic():
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> bool:
+        if not self._silent:
+            return False
+        oldest = next(iter(self._silent))
+        del self._silent[oldest]
+        self._open.discard(oldest)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and ends
+        return True
 
 
 class PageServer(ThreadingHTTPServer):

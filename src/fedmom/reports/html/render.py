@@ -3,22 +3,35 @@
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
-from fedmom.reports import palette
-from fedmom.reports.charts import Figure
-from fedmom.reports.html.figure_data import figure_data
-from fedmom.reports.html.sections import Section
+from fedmom.reports.charts import (
+    DARK,
+    LIGHT,
+    Area,
+    Bars,
+    Chart,
+    Figure,
+    Heat,
+    Line,
+    Mark,
+    colours_of,
+    labels,
+)
+from fedmom.reports.html import Section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SECTIONS_WITHOUT_CONTENTS = 3
+KINDS: dict[type[Mark], str] = {Line: "line", Area: "area", Bars: "bars", Heat: "heat"}
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], about: str = "") -> Path:
@@ -33,7 +46,7 @@ def render(
 ) -> bytes:
     """Return the page. A live one asks its server for news."""
     shown = content(sections)
-    data = {"figures": shown["figures"], "light": palette.LIGHT, "dark": palette.DARK}
+    data = {"figures": shown["figures"], "light": LIGHT, "dark": DARK}
     page = _templates().get_template("page.html")
     text = page.render(
         title=title,
@@ -50,9 +63,9 @@ def render(
 
 def content(sections: Sequence[Section]) -> dict[str, Any]:
     """Return what changes in a live page: the body as HTML, and its figures by their id."""
-    colours = palette.assign(p for s in sections for p in s.parts if isinstance(p, Figure))
+    colours = colours_of(p for s in sections for p in s.parts if isinstance(p, Figure))
     figures = {
-        _part_id(i, j): figure_data(part, colours)
+        _part_id(i, j): _figure_data(part, colours)
         for i, section in enumerate(sections)
         for j, part in enumerate(section.parts)
         if isinstance(part, Figure)
@@ -70,6 +83,40 @@ def to_json(value: Any) -> bytes:
 def for_script(value: Any) -> str:
     """Return JSON that no text in it can end the script element of."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
+
+
+def _figure_data(figure: Figure, colours: Mapping[str, int]) -> dict[str, Any]:
+    """Return a figure as JSON's types; ``colours`` are the numbers of its labels."""
+    return {
+        "name": figure.name,
+        "columns": figure.across,
+        "legend": [[label, colours[label]] for label in labels(figure)],
+        "charts": [_chart_data(chart, colours) for chart in figure.charts],
+    }
+
+
+def _chart_data(chart: Chart, colours: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "x": chart.x,
+        "y": chart.y,
+        "logX": chart.log_x,
+        "logY": chart.log_y,
+        "marks": [_mark_data(mark, colours) for mark in chart.marks],
+    }
+
+
+def _mark_data(mark: Mark, colours: Mapping[str, int]) -> dict[str, Any]:
+    fields = {name: _safe(value) for name, value in asdict(mark).items()}
+    return {"kind": KINDS[type(mark)], "colour": colours.get(mark.label), **fields}
+
+
+def _safe(value: Any) -> Any:
+    """Return what JSON can hold: numbers to seven digits, and a gap for what is not finite."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Sequence) or hasattr(value, "tolist"):
+        return [_safe(v) for v in value]
+    return float(f"{float(value):.7g}") if math.isfinite(value) else None
 
 
 @cache
