@@ -64,7 +64,7 @@ def paper(
     fedmom paper fig5 --scale full --femnist writers.npz --shakespeare data/shakespeare
     fedmom paper --scale full --no-train
     """
-    from fedmom.reproduction.make import make
+    from fedmom.reproduction.page import make
 
     for part in what:
         registry.pick(plan.PARTS, part, "part of the paper")

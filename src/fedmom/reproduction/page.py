@@ -1,4 +1,4 @@
-"""Findings -> one page, printed figures, and tables as Markdown."""
+"""The whole reproduction: run what is missing, then write page, printed figures and tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedmom.reports import drawing
 from fedmom.reports.charts import Figure, Grid, colours_of
 from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words
 from fedmom.reports.html.render import write_page
-from fedmom.reproduction import figures, paper_tables, plan, verdicts
+from fedmom.reproduction import figures, findings, paper_tables, plan, runner, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale
 
@@ -25,16 +25,55 @@ RULE = (
     " search begins with a few γ for each method and goes on, by factors of about three, while the"
     " best is the first or last of those tried. Equal γ: FedAvg's. Own best γ: each method's."
 )
+AUTHOR = (
+    "The first author's public code of 2019 differs from the paper's equations: v starts at 0"
+    " instead of w₀, so that the first step adds β w₀ to the model, and clients weigh alike."
+    " With equal weights η is 1."
+)
 MISSING = "No run that this needs has ended yet."
 
 
-@dataclass(frozen=True)
-class Context:
-    """What the page is about, besides the findings."""
+Data = Mapping[str, FederatedData]  # by task
+DIRECTIONS = "probes"  # the folder's name in earlier versions, too
 
-    scale: Scale
-    data: Mapping[str, FederatedData]  # by task
-    progress: str  # how much is still missing
+
+@dataclass(frozen=True)
+class Made:
+    """The page's path, the verdicts on the paper's claims, and how much is still missing."""
+
+    page: Path
+    verdicts: Sequence[Verdict]
+    progress: str
+
+
+def make(
+    folder: Path,
+    scale: Scale,
+    parts: Sequence[str],
+    console: Console,
+    *,
+    train: bool = True,
+    runtime: str = "local",
+) -> Made:
+    """Run what is missing, then write page, figures and tables.
+
+    Args:
+        folder: Where runs, page, figures and tables are.
+        scale: The plan's numbers.
+        parts: Names of ``plan.PARTS``.
+        console: Where progress is shown.
+        train: Whether to run what is missing; otherwise only runs that have ended are shown.
+        runtime: Where they are run.
+    """
+    cache = runner.Cache(folder / "runs", scale)
+    if train:
+        runner.complete(cache, parts, console, runtime)
+    found = findings.gather(cache, parts, folder / DIRECTIONS, console, replay=train)
+    data = {task.name: cache.data(task) for task in scale.tasks}
+    missing = runner.missing_text(cache, parts)
+    page = build(found, data, parts, missing)
+    draw(folder, page, console)
+    return Made(write(folder, page), page.verdicts, missing)
 
 
 @dataclass(frozen=True)
@@ -55,21 +94,21 @@ class Page:
         return [part for s in self.sections for part in s.parts if isinstance(part, Grid)]
 
 
-def build(context: Context, findings: Findings, parts: Sequence[str]) -> Page:
+def build(findings: Findings, data: Data, parts: Sequence[str], missing: str) -> Page:
     """Return the page of the parts that are asked for."""
     rows = verdicts.judge(findings)
     claims = verdicts.verdicts(rows)
-    if len(parts) < len(WRITERS):  # what was not asked for is not missing
+    if len(parts) < len(SECTIONS):  # what was not asked for is not missing
         claims = [claim for claim in claims if claim.status is not Status.UNKNOWN]
     rules = {claim.text: claim.rule for claim in verdicts.CLAIMS.values()}
     how = Settings("How this is judged", {**rules, "What is clear": verdicts.NOISE})
     sections = [
         *([Section("Verdicts", [*claims, how])] if claims else []),
-        Section("What was run", list(_setting(context))),
-        *(Section(TITLES[p], list(_or_note(WRITERS[p](context, findings)))) for p in parts),
+        Section("What was run", [_setting(findings.scale, data)]),
+        *(Section(SECTIONS[p][0], [*map(_or_note, SECTIONS[p][1](findings, data))]) for p in parts),
         Section("Settings and versions", list(_settings(findings))),
     ]
-    about = f"Made by fedmom paper --scale {context.scale.name}. {context.progress}".strip()
+    about = f"Made by fedmom paper --scale {findings.scale.name}. {missing}".strip()
     return Page(about, sections, claims, verdicts.table(rows))
 
 
@@ -89,19 +128,16 @@ def draw(folder: Path, page: Page, console: Console) -> None:
         drawing.save(figure, folder / "figures", colours=colours)
 
 
-def _or_note(parts: Iterator[Part]) -> Iterator[Part]:
-    """Say so where there is nothing to draw."""
-    for part in parts:
-        if (isinstance(part, Figure) and not any(chart.marks for chart in part.charts)) or (
-            isinstance(part, Grid) and not part.rows
-        ):
-            yield Words(f"{part.title}: {MISSING}")
-        else:
-            yield part
+def _or_note(part: Part) -> Part:
+    """Return a part, or a sentence if there is nothing to show."""
+    if (isinstance(part, Figure) and not any(chart.marks for chart in part.charts)) or (
+        isinstance(part, Grid) and not part.rows
+    ):
+        return Words(f"{part.title}: {MISSING}")
+    return part
 
 
-def _setting(context: Context) -> Iterator[Part]:
-    scale = context.scale
+def _setting(scale: Scale, data: Data) -> Words:
     lines = [
         f"{scale.rounds:,} rounds, M=2 clients a round, batches of B=10, η=K/M, β=0.9, weights"
         " n_k/n.",
@@ -113,7 +149,7 @@ def _setting(context: Context) -> Iterator[Part]:
         budget = task.settings.get("eval-samples")
         evaluated = f"; evaluated on at most {budget:,} samples of each split" if budget else ""
         lines.append(
-            f"{task.name}: {context.data[task.name].name}, {task.settings['model']}, {local}; seeds"
+            f"{task.name}: {data[task.name].name}, {task.settings['model']}, {local}; seeds"
             f" {_listed(task.seeds)}, tuning seeds {_listed(task.tuning)}{evaluated}."
         )
         if datasets.path_of(task.data) is None:
@@ -128,61 +164,11 @@ def _setting(context: Context) -> Iterator[Part]:
                 " whole data costs many times the ten steps of the others. An epoch of a role of"
                 " the paper's size is 373 steps on average, so local work is ten steps here."
             )
-    yield Words("\n\n".join(lines))
+    return Words("\n\n".join(lines))
 
 
 def _listed(numbers: Sequence[float]) -> str:
     return ", ".join(f"{n:g}" for n in numbers)
-
-
-def _table1(_context: Context, _findings: Findings) -> Iterator[Part]:
-    yield paper_tables.settings()
-
-
-def _table2(context: Context, _findings: Findings) -> Iterator[Part]:
-    yield paper_tables.data_statistics(context.data)
-
-
-def _fig2(context: Context, _findings: Findings) -> Iterator[Part]:
-    yield figures.heterogeneity(context.data)
-
-
-def _fig3(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.direction(findings)
-
-
-def _fig4(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.against_fedsgd(findings)
-
-
-def _fig5(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.comparison(findings.equal, "fig5", "Figure 5. The methods at equal γ")
-    yield figures.comparison(
-        findings.own, "fig5b", "Figure 5, once more: each method at its own best γ"
-    )
-    yield paper_tables.results([*findings.equal.values(), *findings.own.values()])
-
-
-def _fig6(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.sensitivity(findings)
-    yield paper_tables.same_lr(findings)
-
-
-def _beyond(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.beyond(findings)
-    yield paper_tables.differences(findings)
-    yield paper_tables.beyond(findings)
-    yield Words("\n\n".join(paper_tables.advice(findings)) or MISSING)
-
-
-def _author(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield Words(
-        "The first author's public code of 2019 differs from the paper's equations: v starts at 0"
-        " instead of w₀, so that the first step adds β w₀ to the model, and clients weigh alike."
-        " With equal weights η is 1."
-    )
-    yield figures.author(findings)
-    yield paper_tables.author(findings)
 
 
 def _settings(findings: Findings) -> Iterator[Part]:
@@ -198,25 +184,38 @@ def _settings(findings: Findings) -> Iterator[Part]:
         yield Settings("versions", runs[0].versions or {})
 
 
-TITLES = {
-    "table1": "Table 1: settings",
-    "table2": "Table 2: data",
-    "fig2": "Figure 2: clients",
-    "fig3": "Figure 3: direction",
-    "fig4": "Figure 4: FedAvg and FedSGD",
-    "fig5": "Figure 5: convergence",
-    "fig6": "Figure 6: γ and H",
-    "beyond": "Beyond the paper",
-    "author": "The first author's code",
-}
-WRITERS: dict[str, Callable[[Context, Findings], Iterator[Part]]] = {
-    "table1": _table1,
-    "table2": _table2,
-    "fig2": _fig2,
-    "fig3": _fig3,
-    "fig4": _fig4,
-    "fig5": _fig5,
-    "fig6": _fig6,
-    "beyond": _beyond,
-    "author": _author,
+# A part's heading, and what it shows.
+SECTIONS: dict[str, tuple[str, Callable[[Findings, Data], Sequence[Part]]]] = {
+    "table1": ("Table 1: settings", lambda _found, _data: [paper_tables.settings()]),
+    "table2": ("Table 2: data", lambda _found, data: [paper_tables.data_statistics(data)]),
+    "fig2": ("Figure 2: clients", lambda _found, data: [figures.heterogeneity(data)]),
+    "fig3": ("Figure 3: direction", lambda found, _data: [figures.direction(found)]),
+    "fig4": ("Figure 4: FedAvg and FedSGD", lambda found, _data: [figures.against_fedsgd(found)]),
+    "fig5": (
+        "Figure 5: convergence",
+        lambda found, _data: [
+            figures.comparison(found.equal, "fig5", "Figure 5. The methods at equal γ"),
+            figures.comparison(
+                found.own, "fig5b", "Figure 5, once more: each method at its own best γ"
+            ),
+            paper_tables.results([*found.equal.values(), *found.own.values()]),
+        ],
+    ),
+    "fig6": (
+        "Figure 6: γ and H",
+        lambda found, _data: [figures.sensitivity(found), paper_tables.same_lr(found)],
+    ),
+    "beyond": (
+        "Beyond the paper",
+        lambda found, _data: [
+            figures.beyond(found),
+            paper_tables.differences(found),
+            paper_tables.beyond(found),
+            Words("\n\n".join(paper_tables.advice(found)) or MISSING),
+        ],
+    ),
+    "author": (
+        "The first author's code",
+        lambda found, _data: [Words(AUTHOR), figures.author(found), paper_tables.author(found)],
+    ),
 }

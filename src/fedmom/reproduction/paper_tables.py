@@ -11,10 +11,8 @@ from fedmom.experiments.results import Result
 from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
-from fedmom.reproduction.duels import MeasuredDuel, duels
-from fedmom.reproduction.figures import seeds
-from fedmom.reproduction.findings import Contest, Findings
-from fedmom.reproduction.measures import Measures
+from fedmom.reproduction.findings import Findings
+from fedmom.reproduction.measures import Choice, Contest, Duel, Measures, duels
 from fedmom.reproduction.plan import NAMES, RIVALS
 
 MEASURES = (
@@ -71,7 +69,7 @@ def _numbers(row: Statistics) -> tuple[str, str, str, str]:
 def results(contests: Sequence[Contest]) -> Grid:
     """What Figure 5 shows, in numbers."""
     rows = [
-        (contest.where, NAMES[m], _rate(e.lr, e.at_edge), *_measured(e.measures))
+        (contest.where, NAMES[m], _rate(e.choice), *_measured(e.measures))
         for contest in contests
         for m, e in contest.entries.items()
     ]
@@ -86,36 +84,29 @@ def results(contests: Sequence[Contest]) -> Grid:
     )
 
 
-def _rate(lr: float, at_edge: bool) -> str:
-    return f"{lr:g}{'*' if at_edge else ''}"
+def _rate(choice: Choice) -> str:
+    return f"{choice.lr:g}{'*' if choice.at_edge else ''}"
 
 
 def _measured(m: Measures) -> tuple[str, ...]:
-    return (
-        f"{m.length:,}",
-        seeds(m),
-        m.loss.text(),
-        m.accuracy.text(),
-        m.tenth.text(),
-        m.tenth_identical.text(),
-        m.rounds_text(),
-        m.area.text(),
-    )
+    names = ("loss", "accuracy", "p10", "p10_identical", "rounds", "area")
+    return f"{m.length:,}", m.seeds_text(), *map(m.text, names)
 
 
 def same_lr(findings: Findings) -> Grid:
     """FedAvg and FedMom at every γ of their grids."""
+    briefly = ("accuracy", "rounds", "area")
     rows = [
         (
             task.name if place == 0 else "",
             f"{lr:g}",
-            *(text for side in (duel.b, duel.a) for text in _briefly(side)),
+            *(text for side in (duel.b, duel.a) for text in map(side.text, briefly)),
             str(verdicts.faster(duel)),
         )
         for task in findings.scale.tasks
         for place, (lr, duel) in enumerate(_at_same_lr(findings, task).items())
     ]
-    columns = [f"{NAMES[m]}: {what}" for m in RIVALS for what in ("accuracy", "rounds", "area")]
+    columns = [f"{NAMES[m]}: {what}" for m in RIVALS for what in briefly]
     return Grid(
         "same_lr",
         "FedAvg and FedMom at the same γ",
@@ -127,14 +118,10 @@ def same_lr(findings: Findings) -> Grid:
     )
 
 
-def _at_same_lr(findings: Findings, task: plan.PaperTask) -> dict[float, MeasuredDuel]:
+def _at_same_lr(findings: Findings, task: plan.PaperTask) -> dict[float, Duel]:
     contests = findings.at_same_lr(task)
-    family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
+    family = duels([*contests.values()])
     return dict(zip(contests, family, strict=True))
-
-
-def _briefly(m: Measures) -> tuple[str, str, str]:
-    return m.accuracy.text(), m.rounds_text(), m.area.text()
 
 
 def beyond(findings: Findings) -> Grid:
@@ -143,7 +130,7 @@ def beyond(findings: Findings) -> Grid:
         (
             variant if first else "",
             NAMES[m],
-            _rate(e.lr, e.at_edge),
+            _rate(e.choice),
             *_measured(e.measures),
             f"{wobble(e.measures):.3f}",
         )
@@ -177,7 +164,7 @@ def _tuned(task: plan.PaperTask) -> str:
 def differences(findings: Findings) -> Grid:
     """FedMom less FedAvg in every variant: one family of comparisons."""
     contests = _with_both(findings)
-    family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
+    family = duels([*contests.values()])
     rows = [
         (
             variant,
@@ -208,7 +195,7 @@ def _with_both(findings: Findings) -> dict[str, Contest]:
     }
 
 
-def winner(duel: MeasuredDuel) -> str:
+def winner(duel: Duel) -> str:
     """Return who ends with the higher accuracy."""
     finding = duel.found["accuracy"].finding
     names = {Finding.HIGHER: NAMES[duel.ours], Finding.LOWER: NAMES[duel.theirs]}
@@ -255,7 +242,7 @@ def advice(findings: Findings) -> Iterator[str]:
         if base and changed != plan.PAPER.name:
             yield f"With {changed}, {_change(base, contest)}."
     wins: dict[str, list[str]] = {}
-    family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
+    family = duels([*contests.values()])
     for variant, duel in zip(contests, family, strict=True):
         wins.setdefault(winner(duel), []).append(variant)
     for who, variants in wins.items():
@@ -269,8 +256,8 @@ def _change(before: Contest, after: Contest) -> str:
     for m in ("fedavg", "fedmom"):
         a, b = before.entries[m].measures, after.entries[m].measures
         texts.append(
-            f"{NAMES[m]} goes from accuracy {a.accuracy.mean:.3f} to {b.accuracy.mean:.3f} and"
-            f" from wobble {wobble(a):.3f} to {wobble(b):.3f}"
+            f"{NAMES[m]} goes from accuracy {a.mean('accuracy'):.3f} to"
+            f" {b.mean('accuracy'):.3f} and from wobble {wobble(a):.3f} to {wobble(b):.3f}"
         )
     return "; ".join(texts)
 

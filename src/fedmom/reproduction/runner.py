@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from rich.console import Console
@@ -22,14 +21,14 @@ from fedmom.experiments.settings import RunConfig
 from fedmom.experiments.sweep import Outcome, side_by_side
 from fedmom.reproduction import plan
 from fedmom.reproduction.measures import Choice, best
-from fedmom.reproduction.plan import LrGrid, PaperTask, Scale
+from fedmom.reproduction.plan import PAPER, LrGrid, PaperTask, Scale, Variant
 
 
 class Cache:
     """The runs below a folder, found by their settings, whatever their folders are called."""
 
     def __init__(self, folder: Path, scale: Scale) -> None:
-        self.folder = folder
+        self.folder, self.scale = folder, scale
         self._cost_of_sample = {task.data: task.cost for task in scale.tasks}
         self._names = {task.data: task.name.lower() for task in scale.tasks}
         self._loaded = Loaded()
@@ -81,6 +80,18 @@ class Cache:
         """Return the results of those runs that have ended."""
         return [run for config in configs if (run := self.result(config)) is not None]
 
+    def runs(
+        self,
+        task: PaperTask,
+        algorithm: str,
+        lr: float,
+        seeds: Sequence[int],
+        variant: Variant = PAPER,
+        epochs: float | None = None,
+    ) -> list[Result]:
+        """Return the results of a method's runs at one γ that have ended."""
+        return self.results(self.scale.runs(task, algorithm, lr, seeds, variant, epochs))
+
     def choose(self, grid: LrGrid) -> float | None:
         """Return the best γ of a search once all of its runs have ended."""
         choice = self.choice(grid)
@@ -90,9 +101,9 @@ class Cache:
         """Return the best and the next best γ once all runs have ended."""
         ended = {
             lr: {s: run for s, c in seeds.items() if (run := self.result(c)) is not None}
-            for lr, seeds in grid.runs.items()
+            for lr, seeds in grid.items()
         }
-        whole = all(len(ended[lr]) == len(seeds) for lr, seeds in grid.runs.items())
+        whole = all(len(ended[lr]) == len(seeds) for lr, seeds in grid.items())
         return best(ended) if whole else None
 
     def cost(self, config: RunConfig) -> float:
@@ -165,12 +176,7 @@ class Overall:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def expect(self, runs: Sequence[RunConfig]) -> None:
@@ -181,23 +187,21 @@ class Overall:
 
     def advance(self, config: RunConfig, rounds: int) -> None:
         """Count rounds of a run; the first call tells how many were done before."""
-        with self._lock:  # runs tell of their rounds on threads of their own
-            self._add(config, rounds, first=config not in self._rounds)
-
-    def _add(self, config: RunConfig, rounds: int, first: bool) -> None:
         work = self._cost(config) * rounds
-        self._rounds[config] = self._rounds.get(config, 0) + rounds
-        self._done += work
-        self._skipped += work if first else 0
-        self._progress.update(
-            self._task,
-            description=self._count(),
-            total=self._total,
-            completed=self._done,
-            left=self._left(),
-        )
-        if not first and self._rounds[config] == config.rounds:
-            self._line(config, "done")
+        with self._lock:  # runs report from threads of their own
+            first = config not in self._rounds
+            self._rounds[config] = self._rounds.get(config, 0) + rounds
+            self._done += work
+            self._skipped += work if first else 0
+            self._progress.update(
+                self._task,
+                description=self._count(),
+                total=self._total,
+                completed=self._done,
+                left=self._left(),
+            )
+            if not first and self._rounds[config] == config.rounds:
+                self._line(config, "done")
 
     def diverged(self, config: RunConfig, why: str) -> None:
         """Take the rest of a run off the work that is left."""
@@ -228,28 +232,22 @@ class Overall:
         return f", about {hours}{minutes % 60} min left"
 
 
-def complete(
-    cache: Cache,
-    scale: Scale,
-    parts: Sequence[str],
-    console: Console,
-    runtime: str = "local",
-) -> None:
-    """Run all that the parts need and that has not ended.
+def complete(cache: Cache, parts: Sequence[str], console: Console, runtime: str = "local") -> None:
+    """Run what the parts need and what has not ended.
 
-    Later runs depend on what earlier ones show, so the plan is asked again until nothing is
+    Later runs depend on the results of earlier ones, so the plan is asked again until nothing is
     missing. The first seeds of everything come first: then there is something to look at.
     """
     with Overall(cache.cost, lambda config: cache.path(config).name, console) as overall:
         for most in (1, 3, None):
-            while missing := _missing(cache, plan.wanted(scale, parts, cache.choose, most)):
-                overall.expect([*missing, *_likely(cache, scale, parts)])
+            while missing := _missing(cache, plan.wanted(cache.scale, parts, cache.choose, most)):
+                overall.expect([*missing, *_likely(cache, parts)])
                 _run(cache, missing, overall, runtime)
 
 
-def missing_text(cache: Cache, scale: Scale, parts: Sequence[str]) -> str:
-    """Say how much is still missing; nothing if all is there."""
-    wanted = plan.wanted(scale, parts, cache.choose)
+def missing_text(cache: Cache, parts: Sequence[str]) -> str:
+    """Say how much is still missing; return nothing if all runs have ended."""
+    wanted = plan.wanted(cache.scale, parts, cache.choose)
     ended = len(cache.results(wanted))
     if ended == len(wanted):
         return ""
@@ -262,14 +260,14 @@ def _missing(cache: Cache, wanted: Sequence[RunConfig]) -> list[RunConfig]:
     return sorted(missing, key=lambda c: -cache.cost(c) * c.rounds)
 
 
-def _likely(cache: Cache, scale: Scale, parts: Sequence[str]) -> list[RunConfig]:
+def _likely(cache: Cache, parts: Sequence[str]) -> list[RunConfig]:
     """Return the runs that are likely to be missing later, for a guess at every γ still open."""
 
     def guess(grid: LrGrid) -> float | None:
-        lrs = list(grid.runs)
+        lrs = list(grid)
         return cache.choose(grid) or (lrs[len(lrs) // 2] if lrs else None)
 
-    return _missing(cache, plan.wanted(scale, parts, guess))
+    return _missing(cache, plan.wanted(cache.scale, parts, guess))
 
 
 def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: str) -> None:

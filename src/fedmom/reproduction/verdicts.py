@@ -9,9 +9,8 @@ from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.duels import MeasuredDuel, duels
-from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
-from fedmom.reproduction.measures import final_loss, positive, windows
+from fedmom.reproduction.findings import Findings, RunsByChoice
+from fedmom.reproduction.measures import Contest, Duel, duels, final_loss, positive, windows
 from fedmom.reproduction.plan import PaperTask
 
 MOST = 0.9  # the share of stretches of rounds that "most of the time" means
@@ -138,7 +137,7 @@ def overall(statuses: Sequence[Status]) -> Status:
     return Status.PART if {Status.HOLDS, Status.PART} & counted else Status.OPEN
 
 
-def large_margin(duel: MeasuredDuel) -> Status:
+def large_margin(duel: Duel) -> Status:
     """Whether the first method beats the second by a large margin."""
     if duel.is_("accuracy", Finding.TOO_FEW):
         return Status.FEW
@@ -151,7 +150,7 @@ def large_margin(duel: MeasuredDuel) -> Status:
     return Status.OPEN
 
 
-def faster(duel: MeasuredDuel) -> Status:
+def faster(duel: Duel) -> Status:
     """Whether the first method converges faster."""
     if duel.is_("area", Finding.TOO_FEW):
         return Status.FEW
@@ -164,7 +163,7 @@ def faster(duel: MeasuredDuel) -> Status:
     return Status.FAILS if any(slow) else Status.OPEN
 
 
-def wins(duel: MeasuredDuel) -> Status:
+def wins(duel: Duel) -> Status:
     """Whether the first method ends ahead."""
     if duel.is_("accuracy", Finding.TOO_FEW):
         return Status.FEW
@@ -173,7 +172,7 @@ def wins(duel: MeasuredDuel) -> Status:
     return Status.OPEN if _better_or_open(duel) else Status.FAILS
 
 
-def _better_or_open(duel: MeasuredDuel) -> bool:
+def _better_or_open(duel: Duel) -> bool:
     return duel.found["accuracy"].finding in (Finding.HIGHER, Finding.OPEN)
 
 
@@ -247,10 +246,10 @@ def _judged(
     contests: Sequence[Contest],
     ours: str,
     theirs: str,
-    rule: Callable[[MeasuredDuel], Status],
+    rule: Callable[[Duel], Status],
 ) -> list[Row]:
     """Judge two methods in all contests, as one family."""
-    family = duels([(contest, ours, theirs) for contest in contests])
+    family = duels(contests, ours, theirs)
     return [Row(claim, duel.where, rule(duel), duel.text()) for duel in family]
 
 
@@ -258,7 +257,7 @@ def _at_same_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
     """Judge who is faster at every γ: the paper does not say which one it used."""
     contests = findings.at_same_lr(task)
     if task.lrs and len(contests) == len(task.lrs):
-        family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
+        family = duels([*contests.values()])
         statuses = {lr: faster(duel) for lr, duel in zip(contests, family, strict=True)}
         parts = (
             f"{status} at γ {', '.join(f'{lr:g}' for lr in statuses if statuses[lr] == status)}"
