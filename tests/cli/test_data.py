@@ -48,7 +48,7 @@ def test_prepare_does_not_write_over_what_is_no_store(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("work of years")
     text = refused("data", "prepare", "synthetic", "--out", "mine")
-    assert text == "mine is there and is no store. Choose another --out."
+    assert text == "mine exists and is not a FedMom store. Choose another --out."
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 

@@ -53,9 +53,9 @@ FAULTS = [
     (PermissionError(errno.EACCES, "Permission denied", b"a"), "a: Permission denied. Choose"),
     (OSError(errno.EROFS, "Read-only file system", "x"), "x: Read-only file system. Choose"),
     (OSError("odd"), "The system refused: odd."),
-    (MemoryError(), "There is not enough memory. Take fewer samples"),
+    (MemoryError(), "There is not enough memory. Use fewer samples"),
     (MemoryError("Unable to allocate 9 TiB"), "not enough memory (Unable to allocate 9 TiB)"),
-    (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), "Out of memory). Take"),
+    (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), "Out of memory). Use"),
     (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "is not text in UTF-8"),
     (zipfile.BadZipFile("bad"), "A file is damaged: bad."),
     (lzma.LZMAError("bad"), "A file is damaged: bad."),
@@ -145,7 +145,7 @@ def test_output_to_a_full_disk_is_a_sentence():
             [sys.executable, "-m", "fedmom", "list"], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
-    assert done.stderr == "error: The system refused: No space left on device. Free some space, then go on.\n"  # fmt: skip  # noqa: E501
+    assert done.stderr == "error: The system refused: No space left on device. Free some space, then resume.\n"  # fmt: skip  # noqa: E501
 
 
 def test_a_file_on_a_full_disk_is_named_and_not_left_in_halves(monkeypatch, tmp_path):

@@ -125,7 +125,7 @@ MISTAKES = [
     (["run", "--data=synthetic", "--sampler=weighted"], "Add --weighting uniform"),
     (["run", "--data=synthetic", "--aggregate=median"], "There is no rule 'median'"),
     (["run", "--data=synthetic", "--aggregate=clip:norm=-1+mean"], "norm=-1.0 is not a number"),
-    (["compare", "--algorithms=fedavg,fedavg"], "each of them once"),
+    (["compare", "--algorithms=fedavg,fedavg"], "none twice"),
     (["compare", "--algorithm=fedavg"], "Did you mean '--algorithms'"),
     (["compare", "--algorithms=fedsdg"], "Did you mean 'fedsgd'"),
     (["sweep", "--data=synthetic"], "There is nothing to vary. Give --grid"),

@@ -142,7 +142,7 @@ def test_a_damaged_record_asks_to_be_accepted(tmp_path):
     folder = stopped(tmp_path / "r")
     for content in (b"", b"{}", b"[1]", b"\xff", b'{"settings": 5, "data": {}}'):
         (folder / "started.json").write_bytes(content)
-        assert "started.json, which says what the run was started with, is damaged" in refusal(
+        assert "started.json, the record of what the run was started with, is damaged" in refusal(
             folder
         )
     assert resume(folder, accept_changes=True).finished

@@ -177,7 +177,7 @@ def test_a_log_shorter_than_its_checkpoint_is_noticed_and_the_rounds_are_run_aga
     log.write_bytes(b"".join(lines_of(log)[:left]))
     _, said = resume(folder)
     assert f"{log} has {left} whole lines, fewer than the" in said
-    assert "Going on from the checkpoint before it, of round 4" in said
+    assert "Resuming from the checkpoint before it, of round 4" in said
     assert_as_never_stopped(folder, whole)
 
 
@@ -229,7 +229,7 @@ def test_a_damaged_pointer_leads_to_the_checkpoint_before(folder, whole, content
     assert RunFolder(folder).saved_round() in (None, 10**9)
     _, said = resume(folder)
     assert str(folder / "checkpoint" / "checkpoint.json") in said
-    assert "Going on from the checkpoint before it, of round 4" in said
+    assert "Resuming from the checkpoint before it, of round 4" in said
     assert_as_never_stopped(folder, whole)
     kept = files_in(folder / "checkpoint")
     assert kept["checkpoint.json.aside-1"] == content
@@ -287,7 +287,7 @@ def test_without_a_checkpoint_before_it_damage_is_a_sentence(folder, content):
         damage_pointer(folder, content)
     text = refusal(folder)
     assert "damaged" in text or "is of round 1000000000, but config.toml has rounds = 12" in text
-    assert "Put the file back from a copy, or start again in another folder" in text
+    assert "Restore the file from a copy, or start again in another folder" in text
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on(folder, whole):

@@ -80,7 +80,7 @@ def test_percentiles_have_identical_clients_below_them_and_say_what_they_are_of(
         value = accuracy(20) * share
         assert row[name] == f"{value:.3f}\n({value / 2:.3f})"
     note = result_tables.grid(groups, 0.6).note
-    assert "over 7 clients with 1,234 test samples in all; in brackets, what identical" in note
+    assert "over 7 clients with 1,234 test samples in all; in brackets, expected if" in note
 
 
 def test_runs_of_earlier_versions_have_percentiles_without_identical_clients(tmp_path):

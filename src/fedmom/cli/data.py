@@ -21,7 +21,7 @@ NAMES_SHOWN, LETTERS_SHOWN = 20, 40
 
 @click.group(name="data")
 def data_commands() -> None:
-    """Look at datasets, check them, and prepare them for training.
+    """Inspect datasets, check them, and prepare them for training.
 
     SOURCE is what --data takes everywhere: a name with options, or a path with options, such as
     table.csv:client=user,label=y (`fedmom data list` shows all kinds).
@@ -30,7 +30,7 @@ def data_commands() -> None:
 
 @data_commands.command(name="list")
 def list_() -> None:
-    """Show the datasets there are: by name, by kind of file, and prepared."""
+    """List the datasets: by name, by kind of file, and prepared ones."""
     from rich.table import Table
 
     from fedmom import data as datasets
@@ -59,7 +59,7 @@ def list_() -> None:
 @data_commands.command()
 @SOURCE
 def stats(source: str) -> None:
-    """Print the paper's Table 2 for a dataset, beside the paper's own row."""
+    """Print the paper's Table 2 for a dataset, next to the paper's own row."""
     from rich.table import Table
 
     from fedmom import data as datasets
@@ -117,7 +117,7 @@ def _refuse(source: str, faults: list[str]) -> None:
 @data_commands.command()
 @SOURCE
 def check(source: str) -> None:
-    """Read a whole dataset and report what is wrong with it, if anything is."""
+    """Read a whole dataset and report any faults."""
     from fedmom import data as datasets
     from fedmom.data import statistics
     from fedmom.data.checksums import check_store
@@ -159,7 +159,7 @@ def check(source: str) -> None:
 @click.option(
     "--partition",
     "spec",
-    help="Assign rows to new clients by label, such as dirichlet:alpha=0.3"
+    help="Assign rows to new clients by label, e.g. dirichlet:alpha=0.3"
     " (`fedmom data list` shows all partitions).",
 )
 @click.option(
@@ -198,9 +198,9 @@ def prepare(
         if out is None:
             return
     if out is None:
-        raise FedMomError("--out is missing: name the folder of the new store.")
+        raise FedMomError("--out is missing: name a folder for the new store.")
     if out.exists() and not is_store(out):
-        raise FedMomError(f"{out} is there and is no store. Choose another --out.")
+        raise FedMomError(f"{out} exists and is not a FedMom store. Choose another --out.")
     data = _dealt(source, spec, flags["smplseed"])
     given = {name: value for name, value in flags.items() if value is not None}
     data = leaf_sampling.prepare(data, **flags)

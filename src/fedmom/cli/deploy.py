@@ -19,7 +19,7 @@ def deploy_commands() -> None:
     fedmom deploy server fl                   on the server: until Ctrl-C
     fedmom deploy device device-1 --data ...  on each device: until Ctrl-C
     fedmom deploy run fl --rounds 20          on the server: a run
-    fedmom deploy status fl                   who is online, and how runs stand
+    fedmom deploy status fl                   who is online, and run status
     """
     from importlib.util import find_spec
 
@@ -37,9 +37,9 @@ def deploy_commands() -> None:
     default="127.0.0.1:8443",
     show_default=True,
     metavar="HOST:PORT",
-    help="How devices will call the server.",
+    help="Address at which devices reach the server.",
 )
-@click.option("--insecure", is_flag=True, help="No TLS and no keys: for trials on one machine.")
+@click.option("--insecure", is_flag=True, help="No TLS, no keys: for trials on one machine.")
 def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
     """Write a deployment: a Flower app, certificates, and a folder for each device.
 
@@ -52,7 +52,7 @@ def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
     deployment = create(folder, address, devices, insecure=insecure)
     OUT.print(f"App, with the settings of runs: {deployment.app / 'pyproject.toml'}")
     if devices:
-        OUT.print(f"Take each folder below {folder / 'devices'} to its device, and nowhere else.")
+        OUT.print(f"Copy each folder below {folder / 'devices'} to its device, and nowhere else.")
     OUT.print(f"Start the server: fedmom deploy server {folder}")
     if not is_loopback(split_address(address)[0]):
         OUT.print(
@@ -77,16 +77,16 @@ def add_device(folder: Path, name: str) -> None:
 
     deployment = layout.open_deployment(folder)
     if slug(name) != name or not name or name.startswith("."):
-        raise FedMomError(f"{name!r} cannot name a device. Take letters, digits and - or _.")
+        raise FedMomError(f"{name!r} cannot name a device. Use letters, digits and - or _.")
     if (deployment.path / "devices" / name).exists():
-        raise FedMomError(f"There is a device {name} already. Choose another name.")
-    OUT.print(f"Take this folder to the device: {layout.add_device(deployment, name)}")
+        raise FedMomError(f"Device {name} already exists. Choose another name.")
+    OUT.print(f"Copy this folder to the device: {layout.add_device(deployment, name)}")
 
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
 def server(folder: Path) -> None:
-    """Run the server of a deployment until Ctrl-C. It is started again should it crash.
+    """Run the server of a deployment until Ctrl-C. It is restarted if it crashes.
 
     \b
     fedmom deploy server fl
@@ -97,7 +97,7 @@ def server(folder: Path) -> None:
     try:
         serve(open_deployment(folder), _say)
     except KeyboardInterrupt:
-        stopped("The server has ended. Runs go on from their last checkpoint.")
+        stopped("The server has stopped. Runs resume from their last checkpoint.")
         raise
 
 
@@ -107,7 +107,7 @@ def server(folder: Path) -> None:
 @click.option("--client", help="Which client of the data this device is, if it has several.")
 @click.option("--server", metavar="HOST:PORT", help="The server [default: as in device.toml].")
 def device(folder: Path, data: str, client: str | None, server: str | None) -> None:
-    """Take part with this device until Ctrl-C. Says what is asked of it, and what leaves it.
+    """Take part with this device until Ctrl-C. Prints each request, and what leaves the device.
 
     \b
     fedmom deploy device device-1 --data mine.npz
@@ -119,14 +119,14 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     try:
         participate(open_device(folder, server), data, client, _say)
     except KeyboardInterrupt:
-        stopped("This device takes part no longer.")
+        stopped("This device no longer takes part.")
         raise
 
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
 @setting_options(leave_out=["data", "diagnostics", "diagnostics_every", "tensorboard"])
-@click.option("--out", type=FOLDER, help="The run's folder; a run that it holds goes on.")
+@click.option("--out", type=FOLDER, help="The run's folder; a run in it is resumed.")
 def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> None:
     """Train on the devices of a deployment, whose server must be running.
 
@@ -136,7 +136,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     fedmom deploy run fl --rounds 50
     """
     from fedmom.flower.layout import open_deployment
-    from fedmom.flower.run_process import follow
+    from fedmom.flower.server_process import follow
 
     deployment = open_deployment(folder)
     values = gather(file, options, {})
@@ -144,7 +144,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     try:
         follow(deployment, place, values, _say, note)
     except KeyboardInterrupt:
-        stopped(f"Stopped; nothing is lost. Go on: fedmom deploy run {folder} --out {place}")
+        stopped(f"Stopped; nothing is lost. Resume: fedmom deploy run {folder} --out {place}")
         raise
     _show(place)
 
@@ -152,7 +152,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
 def status(folder: Path) -> None:
-    """Show which devices are online, and how the runs of a deployment stand.
+    """Show which devices of a deployment are online, and the status of its runs.
 
     \b
     fedmom deploy status fl

@@ -19,11 +19,11 @@ from fedmom.core.files import cache_folder
 BUG, MISTAKE = 1, 2
 LONGEST = 160  # letters of a path that are shown
 REMEDIES = {
-    errno.ENOSPC: "Free some space, then go on.",
-    errno.EDQUOT: "Free some space, then go on.",
-    errno.EACCES: "Choose a place that you may use, or change its permissions.",
-    errno.EPERM: "Choose a place that you may use, or change its permissions.",
-    errno.EROFS: "Choose a place that can be written.",
+    errno.ENOSPC: "Free some space, then resume.",
+    errno.EDQUOT: "Free some space, then resume.",
+    errno.EACCES: "Choose a place that you can write to, or change its permissions.",
+    errno.EPERM: "Choose a place that you can write to, or change its permissions.",
+    errno.EROFS: "Choose a writable place.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
     errno.ENOTDIR: "A part of this path is a file; choose another.",
     errno.EEXIST: "Choose another name.",
@@ -34,7 +34,7 @@ REMEDIES = {
 
 
 def told(error: BaseException, *, interrupted: bool = False) -> int:
-    """Tell the user what has ended the command, on standard error.
+    """Print what has ended the command, on standard error.
 
     Args:
         error: What was raised.
@@ -46,7 +46,7 @@ def told(error: BaseException, *, interrupted: bool = False) -> int:
     if interrupted or isinstance(error, (KeyboardInterrupt, click.Abort)):
         output.stopped()
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # whoever read the output has gone: `| head`
+    if isinstance(error, BrokenPipeError):  # the reader of the output has ended: `| head`
         with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BUG
@@ -65,7 +65,7 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:80]:
         why = f" ({_line(error)})" if str(error) else ""
         return (
-            f"There is not enough memory{why}. Take fewer samples, a smaller model or smaller"
+            f"There is not enough memory{why}. Use fewer samples, a smaller model or smaller"
             " batches."
         )
     if isinstance(error, OSError):
@@ -86,7 +86,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _damages() -> tuple[type[BaseException], ...]:
-    """Return what readers raise for damaged files, where they say no more of it."""
+    """Return what readers raise for damaged files."""
     import json
     import lzma
     import tomllib

@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "watch": (
         "fedmom.cli.report:watch",
-        "Show a run, comparison or sweep while it goes on, until Ctrl-C.",
+        "Show a run, comparison or sweep in the browser while it runs, until Ctrl-C.",
     ),
     "predict": (
         "fedmom.cli.trained:predict",
@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "data": (
         "fedmom.cli.data:data_commands",
-        "Look at datasets, check them, and prepare them for training.",
+        "Inspect datasets, check them, and prepare them for training.",
     ),
     "paper": (
         "fedmom.cli.paper:paper",
@@ -73,15 +73,15 @@ def cli() -> None:
     Start here:
       fedmom compare                       FedSGD, FedAvg and FedMom on Shakespeare's roles
       fedmom list                          algorithms, models, data, schedules, runtimes
-      fedmom data --help                   look at datasets, and prepare them
+      fedmom data --help                   inspect datasets, and prepare them
       fedmom run --data synthetic          one run, with FedMom
       fedmom sweep --help                  a grid of settings, on all cores
       fedmom paper                         the paper's tables and figures, and its claims judged
-      fedmom theory --help                 what the convergence theory says of a task
+      fedmom theory --help                 convergence bounds and learning-rate advice
       fedmom deploy --help                 the same training on real devices
-      fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
+      fedmom resume runs/synthetic-fedmom  resume after Ctrl-C or a crash
       fedmom report runs/compare           a page about runs, with curves and tables
-      fedmom watch runs/compare            the same page while they go on
+      fedmom watch runs/compare            the same page while they run
     """
 
 

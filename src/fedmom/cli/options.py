@@ -15,7 +15,7 @@ FOLDER = click.Path(path_type=Path)
 
 
 def setting_option(name: str, default: Any = None) -> Callable[[Command], Command]:
-    """Return the option of one setting; ``default`` is shown in place of the setting's own."""
+    """Return the option of one setting; ``default`` is shown instead of the setting's own."""
     field = RunConfig.model_fields[name]
     flag = field.annotation is bool
     shown = field.default if default is None else default
@@ -72,5 +72,5 @@ def split_names(text: str) -> list[str]:
         elif part:
             names.append(part)
     if not names or len(set(names)) < len(names):
-        raise FedMomError(f"--algorithms {text!r} must name one or more, each of them once.")
+        raise FedMomError(f"--algorithms {text!r} must name one or more algorithms, none twice.")
     return names

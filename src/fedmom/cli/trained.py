@@ -69,7 +69,7 @@ def _check_file(path: Path) -> None:
         raise FedMomError(f"--out {path} is a folder. Name a file in it, such as predictions.csv.")
     if not path.parent.is_dir():
         raise FedMomError(
-            f"--out {path}: there is no folder {path.parent}. Make it, or choose one."
+            f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run was started with, so that it does not go on with other data or settings unnoticed."""
+"""What a run was started with, so that it cannot resume on other data or settings unnoticed."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ FREE = ("runtime", "tensorboard")
 
 
 def record(path: Path, config: RunConfig, data: FederatedData) -> None:
-    """Write down a run's settings and what its data is.
+    """Record the settings and the data of a run.
 
     Args:
         path: The run's folder.
-        config: Its settings, with nothing left open.
+        config: Its complete settings.
         data: Its data.
     """
     fact = {"settings": _settings(config), "data": facts(data)}
@@ -28,9 +28,9 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
 
 
 def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
-    """Return what is not as it was when the run was started, a clause for each.
+    """Return what has changed since the run was started, a clause for each.
 
-    Folders of earlier versions do not say, and have no changes.
+    Folders of earlier versions have no record, so nothing is reported.
 
     Args:
         path: The run's folder.
@@ -45,7 +45,7 @@ def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     except OSError as error:
         raise FedMomError(f"{path / STARTED} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
-        return [f"{STARTED}, which says what the run was started with, is damaged"]
+        return [f"{STARTED}, the record of what the run was started with, is damaged"]
     data_now = facts(data)
     if data_before == data_now:  # wherever it lies by now
         before.pop("data", None)
@@ -63,7 +63,7 @@ def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
 
 
 def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
-    """Refuse to go on if something has changed, unless that is accepted.
+    """Refuse to resume if something has changed, unless that is accepted.
 
     Returns:
         What has changed.
@@ -71,8 +71,8 @@ def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -
     found = changes(path, config, data)
     if found and not accept:
         raise FedMomError(
-            f"{path} was started otherwise: {'; '.join(found)}. Change that back, or go on as it is"
-            f" now: fedmom resume --accept-changes {path}"
+            f"{path} was started with other values: {'; '.join(found)}. Change them back, or accept"
+            f" them: fedmom resume --accept-changes {path}"
         )
     return found
 
@@ -80,7 +80,7 @@ def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -
 def accept(
     path: Path, round_: int, found: list[str], config: RunConfig, data: FederatedData
 ) -> None:
-    """Note that a run goes on with changes after a round, and that they count from now on."""
+    """Record changes that were accepted after a round, as what the run has from now on."""
     line = json.dumps({"round": round_, "changes": found})
     append_synced(path / CHANGES, line.encode() + b"\n")
     record(path, config, data)

@@ -1,4 +1,4 @@
-"""Comparisons over seeds: paired differences, their intervals, and what may be said of them.
+"""Comparisons over seeds: paired differences, their intervals, and what they show.
 
 Two runs of one seed draw the same cohorts and start from the same model, so methods are compared
 by their difference within each seed. Intervals and p-values are those of Student's t, or of the
@@ -83,10 +83,10 @@ class Difference:
     p: float | None
 
     def finding(self, adjusted: float | None, margin: float | None = MARGIN) -> Finding:
-        """Return what may be said.
+        """Return what the comparison shows.
 
-        A difference that is shown is reported as one, however small: its interval says how
-        small. Equality is a statement of each pair by itself, read off its own interval.
+        A significant difference is reported as one, however small: its interval says how small.
+        Equality is a statement about each pair alone, by its own interval.
 
         Args:
             adjusted: The p-value, corrected for the other comparisons of its family.
@@ -182,7 +182,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         p_values: One for each comparison of the family.
 
     Returns:
-        What to hold against 1 - LEVEL in their place.
+        What to compare with 1 - LEVEL instead.
 
     Examples:
         >>> holm([0.01, None, 0.04, 0.03])

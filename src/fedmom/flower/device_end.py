@@ -72,15 +72,15 @@ def own_data(node_config: Any) -> Any:
             A file that names no clients is this device's alone.
 
     Raises:
-        FedMomError: There is no such client, or it is not said which one is meant.
+        FedMomError: There is no such client, or none was named and there are several.
     """
     from fedmom.data.federated import Split
 
     if DATA not in node_config:
-        raise FedMomError("The device was started without data: give --data.")
+        raise FedMomError("The device was started without data: add --data.")
     data = _loaded(str(node_config[DATA]))
     if data.test_users is not None:
-        raise FedMomError(f"{data.name}: its test clients are others than its training clients.")
+        raise FedMomError(f"{data.name}: its test clients are not its training clients.")
     k = _number(data, node_config.get(CLIENT))
     train, test = (Split(s.start[k : k + 1], s.size[k : k + 1]) for s in (data.train, data.test))
     return replace(data, users=[data.users[k]], train=train, test=test)
@@ -89,7 +89,7 @@ def own_data(node_config: Any) -> Any:
 def _loaded(spec: str) -> Any:
     """Return a dataset. In a file without clients all rows are one client's, some of them held out.
 
-    Rows are held out at random, by a fixed seed, unless the file or its options say which.
+    Rows are held out at random, with a fixed seed, unless the file or its options say which.
     """
     from fedmom.data import load, path_of
     from fedmom.data.assembly import NoClientsError
@@ -124,8 +124,8 @@ def _number(data: Any, client: Any) -> int:
         if user == text:
             return number
     raise FedMomError(
-        f"--client {text} is no client of {data.name}: give a number from 0 to {data.clients - 1},"
-        " or a name."
+        f"--client {text} is not a client of {data.name}: give a number from 0 to"
+        f" {data.clients - 1}, or a name."
     )
 
 

@@ -1,4 +1,7 @@
-"""Flower's programs, started with sane settings, their output kept in files."""
+"""Start Flower's programs with sane settings and keep their output in files.
+
+Run as a program, this module is a SuperLink that ends with the process that started it.
+"""
 
 import contextlib
 import json
@@ -24,7 +27,7 @@ SECONDS_TO_END = 15
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Return the environment of a Flower program: its own programs are found by PATH."""
+    """Return the environment of a Flower program, which finds its own programs by PATH."""
     programs = Path(sys.executable).parent
     path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home), **more}
@@ -43,7 +46,7 @@ def superlink(deployment: Deployment) -> list[str]:
             "--enable-supernode-auth",
         ]
     return [
-        *(sys.executable, "-m", "fedmom.flower.superlink"),
+        *(sys.executable, "-m", "fedmom.flower.launch"),
         *("--host", host, "--port", str(port)),
         *("--database", str(server / "state.db")),
         *safety,
@@ -73,7 +76,7 @@ def supernode(device: DeviceFolder, port: int, data: str, client: str | None) ->
 def running(
     command: Sequence[str], log: Path, env: dict[str, str], folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in a process group of its own, which ends with the block."""
+    """Run a program in its own process group, which ends with the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -92,7 +95,7 @@ def running(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all that it has started: politely, then not."""
+    """End a program and all that it has started: ask first, then kill."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,7 +106,21 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """Return a port on this machine that nobody uses."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """Run a SuperLink with the command line of ``flower-superlink``."""
+    parent = os.getppid()
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.superlink.cli import flower_superlink
+
+    start_parent_process_monitor(parent)
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""FedMom and FedAvg as strategies, for Flower apps whose clients stay as they are."""
+"""FedMom and FedAvg as strategies for Flower apps; the client apps need no change."""
 
 import json
 import time
@@ -41,7 +41,7 @@ class FedMom(Strategy):
     Clients do as with Flower's ``FedAvg``: they receive arrays, train them, and send them back
     with their number of samples. Cohorts are drawn by the seed. Replies that are not finite, or
     not of the model's form, are left out. With a folder, momentum and model survive the process:
-    ``start`` goes on after the last round that was saved.
+    ``start`` resumes after the last saved round.
 
     Args:
         learning_rate: η, a number or a schedule over rounds; "auto" is K/M for population
@@ -50,9 +50,9 @@ class FedMom(Strategy):
         clients_per_round: M.
         weighting: ``population`` (n_k over the samples of all nodes ever seen), ``cohort`` or
             ``uniform``.
-        min_available_nodes: How many nodes must be there before the first round.
+        min_available_nodes: How many nodes must be online before the first round.
         least: The fewest replies that make a round; with fewer, the round is repeated.
-        max_samples: The most samples that are believed of a node.
+        max_samples: The most samples that are accepted of a node.
         seed: The seed of the cohorts.
         folder: Where to keep model, momentum and the nodes' numbers of samples; None: nowhere.
         evaluate: Whether all nodes evaluate every model.
@@ -276,8 +276,8 @@ class FedMom(Strategy):
         }
         if not all(np.isfinite(value).all() for value in new.values()):
             raise FedMomError(
-                f"Round {state.round + 1}: the server's step is not finite. Take a smaller"
-                " learning_rate, or a smaller step size on the clients."
+                f"Round {state.round + 1}: the server's step is not finite. Use a smaller"
+                " learning_rate, or a smaller learning rate on the clients."
             )
         both = {**new, **counters}
         self._state = State(state.round + 1, {n: both[n] for n in self._names}, server)
@@ -287,7 +287,7 @@ class FedMom(Strategy):
             save(self._folder, Checkpoint(self._state._replace(params={}), self._state.params))
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        """Take the first model, or go on with the one that was saved."""
+        """Start with the first model, or resume with the saved one."""
         self._names = list(arrays)
         params = {name: array.numpy() for name, array in arrays.items()}
         floats = {name: a for name, a in params.items() if a.dtype.kind == "f"}
@@ -304,7 +304,7 @@ class FedMom(Strategy):
                 )
             server = jax.tree.map(np.asarray, kept.state.server)
             self._state = State(pointer.round, kept.runtime, server)
-            log(INFO, "Going on after round %s, from %s", pointer.round, self._folder)
+            log(INFO, "Resuming after round %s, from %s", pointer.round, self._folder)
 
     def _now(self) -> State:
         if self._state is None:
@@ -382,12 +382,12 @@ def _copy(config: ConfigRecord | None) -> ConfigRecord:
 
 
 class KnownNodes:
-    """Remembers the samples of every node, so that population weights outlive its absence.
+    """The samples of every node ever seen, so that population weights do not forget absent ones.
 
-    A node whose samples are not known yet counts as one of the mean.
+    A node whose samples are not known yet counts as an average node.
 
     Args:
-        folder: Where they are kept; None: nowhere.
+        folder: Where they are saved; None: nowhere.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -408,7 +408,7 @@ class KnownNodes:
         return nodes
 
     def note(self, key: str, samples: int) -> None:
-        """Note what a node tells."""
+        """Note the samples of a node."""
         self._samples[key] = samples
 
     def count(self) -> int:
@@ -416,12 +416,12 @@ class KnownNodes:
         return len(self._samples)
 
     def total(self) -> int:
-        """Return n, the samples of all nodes, known or guessed."""
+        """Return n, the samples of all nodes, known or estimated."""
         told = [samples for samples in self._samples.values() if samples is not None]
         return round(sum(told) / len(told) * len(self._samples)) if told else 0
 
     def save(self) -> None:
-        """Keep them."""
+        """Write them to the folder."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomic(self._folder / NODES, json.dumps(self._samples, indent=2).encode())

@@ -22,7 +22,7 @@ class Line:
     y: Numbers
     low: Numbers | None = None
     high: Numbers | None = None
-    markers: bool = False  # mark the points: few of them, each a result of its own
+    markers: bool = False  # mark the points: few of them, each a separate result
     dashed: bool = False
 
 

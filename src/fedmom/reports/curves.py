@@ -116,16 +116,16 @@ def figure(name: str, groups: Sequence[Group], panels: Sequence[Panel]) -> Figur
 
 
 def bands_note(groups: Sequence[Group]) -> str:
-    """Say what lines and bands are, for a figure of several seeds."""
+    """Return what lines and bands are, for a figure of several seeds."""
     if max(len(group.runs) for group in groups) < FEWEST:
-        return f"Lines are means over seeds; not enough seeds for bands, which take {FEWEST}."
+        return f"Lines are means over seeds; not enough seeds for bands, which need {FEWEST}."
     return f"Lines are means over seeds; bands are {PERCENT} intervals of the mean (Student's t)."
 
 
 def line(group: Group, points: Pick, width: int = 1, ends: tuple[Pick, Pick] | None = None) -> Line:
     """Return the mean over seeds, with its interval as a band where seeds are enough for one.
 
-    Seeds that have not come as far as others are left out of the later points.
+    Seeds that have fewer rounds than others are left out of the later points.
 
     Args:
         group: The runs.

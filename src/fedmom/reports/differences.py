@@ -12,8 +12,8 @@ from fedmom.reports.result_tables import NONE
 COLUMNS = ("seeds", "difference", f"interval ({PERCENT})", "p (Holm)", "finding")
 SMALLEST = 0.001  # p-values below it are shown as such
 EQUAL = f"equal within ±{MARGIN:g}"
-LR = "The runs have {}: give each algorithm its own best lr before you conclude (docs/runs.md)."
-ONE_SEED = "One seed shows no difference between algorithms: give --seeds 10 for intervals."
+LR = "The runs have {}: tune lr for each algorithm before you conclude (docs/runs.md)."
+ONE_SEED = "One seed is not evidence: use --seeds 10 for confidence intervals."
 
 
 def families(groups: Sequence[Group]) -> list[Family]:
@@ -41,7 +41,7 @@ def sentences(
 
 
 def rates_text(rates: Mapping[str, float | str]) -> str:
-    """Return step sizes in a few words: one for all, or each algorithm's own.
+    """Return learning rates in a few words: one for all, or one per algorithm.
 
     Examples:
         >>> rates_text({"fedavg": 0.1, "fedmom": 0.1}), rates_text({"fedavg": 0.1, "fedmom": 0.01})
@@ -57,7 +57,7 @@ def grid(family: Family) -> Grid:
     name = family.measure.name
     title = f"{name.capitalize()}: differences paired by seed"
     if family.best is not None:
-        title += f", each less {family.best} (best mean)"
+        title += f", vs. {family.best} (best mean)"
     shown = [[_label(pair, family), *_cells(pair, family)] for pair in family.pairs]
     first = "run" if family.best is not None else "pair"
     ours = family.measure

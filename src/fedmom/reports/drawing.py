@@ -218,6 +218,6 @@ def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:
 
 
 def plain(text: str) -> str:
-    """Return text that matplotlib takes as it is: no formula, and no name it would hide."""
+    """Return text that matplotlib draws literally: no formula, and no leading underscore."""
     shown = text.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

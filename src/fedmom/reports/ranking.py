@@ -17,8 +17,8 @@ from fedmom.reports.charts import Grid
 from fedmom.reports.result_tables import mean_text, over_seeds_note
 
 CHOSEN = (
-    "The first row was chosen by these runs, so its numbers look better than they are: report it"
-    " on other seeds, such as fedmom compare --seed 100 --seeds 10 with its settings."
+    "The first row was selected on these runs, so its numbers are optimistic: report it on other"
+    " seeds, such as fedmom compare --seed 100 --seeds 10 with its settings."
 )
 
 
@@ -40,7 +40,7 @@ class _Rank:
     by: RankedBy
     losses: Sequence[float]
     metrics: Sequence[float]
-    best: Sequence[float]  # metrics on the way
+    best: Sequence[float]  # metrics at any evaluation
     pair: Pair | None = None  # None: it is the best row itself, or the data are others
 
     @property
@@ -96,8 +96,8 @@ def grid(groups: Sequence[Group]) -> Grid:
     metric = ranked_by(groups).metric
     columns = [
         *("runs", "seeds", "train loss", f"test {metric}"),
-        *(("less the best", "finding") if seeds else ()),
-        *("best on the way", *(("stopped",) if stopped else ())),
+        *(("vs. best", "finding") if seeds else ()),
+        *("best so far", *(("stopped",) if stopped else ())),
     ]
     rows = [rank.texts(seeds=seeds, stopped=stopped) for rank in ranks]
     return Grid("sweep", f"Best first, by test {metric}", columns, rows, _note(groups))
@@ -145,7 +145,7 @@ def _note(groups: Sequence[Group]) -> str:
     if len(groups) == 1 or not paired_tests.same_data(groups):
         return over_seeds
     if not over_seeds:
-        return f"One seed shows no difference: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
+        return f"One seed is not evidence: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
     tested = len(groups) * (len(groups) - 1) // 2
     return (
         f"{over_seeds} Differences to the first row are paired by seed, with p corrected by Holm's"

@@ -36,7 +36,7 @@ EVENT_WORDS = {
 
 
 def verdict(groups: Sequence[Group], goal: float) -> str:
-    """Say in a sentence who was fastest to a test metric; nothing if nobody got there."""
+    """Return a sentence on which run was fastest to a test metric; nothing if none reached it."""
     rounds = ((group.rounds_to(goal), group.label) for group in groups)
     reached = [(r, label) for r, label in rounds if r is not None]
     if not reached:
@@ -148,7 +148,7 @@ def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
         return f"p10 to p90: test {metric} over clients."
     said = f"p10 to p90: test {metric} over {clients} clients with {samples} test samples in all"
     if _lasts(runs, "test", f"{metric}_p10_identical"):
-        return f"{said}; in brackets, what identical clients would show."
+        return f"{said}; in brackets, expected if all clients had the same {metric}."
     return f"{said}."
 
 
@@ -238,8 +238,8 @@ def _known_devices(folder: Path) -> list[Mapping[str, Any]] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise FedMomError(
-            f"{folder / DEVICES} is damaged: it does not tell the devices' names and samples. Put"
-            " it back from a copy."
+            f"{folder / DEVICES} is damaged: it must hold the names and samples of the"
+            " devices. Restore it from a copy."
         ) from None
 
 
@@ -285,5 +285,5 @@ def _clock(at: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether an event, which may be damaged, has a finite number here."""
+    """Return whether an event, which may be damaged, has a finite number here."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -67,7 +67,7 @@ def write(view: Overview, path: Path) -> Path:
 
 
 def print_figures(view: Overview, page: Path) -> Iterator[list[Path]]:
-    """Write the page's figures beside it as PNG, SVG and PDF, one after another."""
+    """Write the page's figures next to it as PNG, SVG and PDF, one after another."""
     figures = view.figures()
     colours = colours_of(figures)
     for figure in figures:
@@ -92,7 +92,7 @@ def live_view(folder: Path) -> View:
 
 
 def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
-    """Return a word for how runs are getting on, and a sentence."""
+    """Return the status of runs: a word, and a sentence."""
     rounds = sum(run.done for run in results)
     early = _counts(results, ("diverged", "stopped"))
     if not any(run.status == "unfinished" for run in results):
@@ -108,14 +108,14 @@ def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
     longest = max((row["seconds"] for run in results for row in run.rounds), default=0.0)
     if silent > max(SECONDS_TO_WORRY, 5 * longest):
         return "waiting", (
-            f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped, go on"
-            f" with: {_command(results, folder)}"
+            f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped,"
+            f" resume it: {_command(results, folder)}"
         )
-    return "running", f"Running: {place}." if rounds else "Started: no round is done yet."
+    return "running", f"Running: {place}." if rounds else "Started: no round has ended yet."
 
 
 def _command(results: Sequence[Result], folder: Path) -> str:
-    """Return the command that goes on with runs; those on devices need their server."""
+    """Return the command that resumes runs; those on devices need their server."""
     if any(run.config.data == "devices" for run in results):
         return f"fedmom deploy run DEPLOYMENT --out {folder}, with the deployment's folder"
     return f"fedmom resume {folder}"
@@ -141,7 +141,7 @@ def _headline(groups: Sequence[Group]) -> tuple[str, str]:
 
 
 def _theory(groups: Sequence[Group]) -> list[Section]:
-    """Return what the theory says of the runs it was asked about; no section without any."""
+    """Return what `fedmom theory check` has found about the runs, if it was called."""
     said = [
         f"{group.label}{_seed(run, group)}: {text}"
         for group in groups

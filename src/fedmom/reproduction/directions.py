@@ -63,7 +63,7 @@ def directions(
         run: The run's folder.
         experiment: Its parts.
         other: The folder of another run, whose last model to aim at as well.
-        fedsgd: Whether to take FedSGD's gradients at the same models as well.
+        fedsgd: Whether to compute FedSGD's gradients at the same models, too.
         console: Where the progress is shown.
     """
     known = stored(folder, run, other)
@@ -87,7 +87,7 @@ def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
 def replay(
     run: Path, experiment: Experiment, *, other: Path | None, fedsgd: bool, console: Console
 ) -> Directions:
-    """Run FedAvg again and take the inner products on the way."""
+    """Run FedAvg again and record the inner products."""
     start = experiment.start()
     last = _last_model(run, start)
     aside = None if other is None else _last_model(other, start)
@@ -115,7 +115,7 @@ def replay(
     if not np.array_equal(here, last):
         raise FedMomError(
             f"Replaying {run} did not end at its checkpoint: it was trained by another version or"
-            " on another machine. Move the folder away, and call the command again."
+            " on another machine. Move the folder away, and run the command again."
         )
     return Directions(
         products["fedavg"],
@@ -151,7 +151,9 @@ def _fedsgd_gradient(experiment: Experiment) -> Iterator[Callable[[Params, Recor
 def _last_model(run: Path, template: State) -> Vector:
     checkpoint = RunFolder.open(run).restore(template)
     if checkpoint is None:
-        raise FedMomError(f"{run} has no checkpoint. Move the folder away, and call again.")
+        raise FedMomError(
+            f"{run} has no checkpoint. Move the folder away, and run the command again."
+        )
     return _flat(checkpoint.state.params)
 
 

@@ -20,10 +20,10 @@ from fedmom.reproduction.plan import Scale
 
 TITLE = "Huo et al. 2020, reproduced"
 RULE = (
-    "The paper does not print its step sizes γ. They are chosen on tuning seeds that are not"
+    "The paper does not print its learning rates γ. They are chosen on tuning seeds that are not"
     " reported, by the lowest final training loss (the mean of the last five evaluations). The"
-    " search begins with a few γ for each method and goes on, by factors of about three, while the"
-    " best is the first or last of those tried. Equal γ: FedAvg's. Own best γ: each method's."
+    " search begins with a few γ for each method and continues, by factors of about three, while"
+    " the best is the first or last of those tried. Equal γ: FedAvg's. Own best γ: each method's."
 )
 AUTHOR = (
     "The first author's public code of 2019 differs from the paper's equations: v starts at 0"
@@ -71,32 +71,7 @@ def make(
     found = findings.gather(cache, parts, folder / DIRECTIONS, console, replay=train)
     data = {task.name: cache.data(task) for task in scale.tasks}
     missing = runner.missing_text(cache, parts)
-    page = build(found, data, parts, missing)
-    draw(folder, page, console)
-    return Made(write(folder, page), page.verdicts, missing)
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page before it is written: its sections, and the verdicts once more as a table."""
-
-    about: str
-    sections: Sequence[Section]
-    verdicts: Sequence[Verdict]
-    judged: Grid
-
-    def figures(self) -> list[Figure]:
-        """Return the page's figures."""
-        return [part for s in self.sections for part in s.parts if isinstance(part, Figure)]
-
-    def tables(self) -> list[Grid]:
-        """Return the page's tables."""
-        return [part for s in self.sections for part in s.parts if isinstance(part, Grid)]
-
-
-def build(findings: Findings, data: Data, parts: Sequence[str], missing: str) -> Page:
-    """Return the page of the parts that are asked for."""
-    rows = verdicts.judge(findings)
+    rows = verdicts.judge(found)
     claims = verdicts.verdicts(rows)
     if len(parts) < len(SECTIONS):  # what was not asked for is not missing
         claims = [claim for claim in claims if claim.status is not Status.UNKNOWN]
@@ -104,28 +79,24 @@ def build(findings: Findings, data: Data, parts: Sequence[str], missing: str) ->
     how = Settings("How this is judged", {**rules, "What is clear": verdicts.NOISE})
     sections = [
         *([Section("Verdicts", [*claims, how])] if claims else []),
-        Section("What was run", [_setting(findings.scale, data)]),
-        *(Section(SECTIONS[p][0], [*map(_or_note, SECTIONS[p][1](findings, data))]) for p in parts),
-        Section("Settings and versions", list(_settings(findings))),
+        Section("What was run", [_setting(scale, data)]),
+        *(Section(SECTIONS[p][0], [*map(_or_note, SECTIONS[p][1](found, data))]) for p in parts),
+        Section("Settings and versions", list(_settings(found))),
     ]
-    about = f"Made by fedmom paper --scale {findings.scale.name}. {missing}".strip()
-    return Page(about, sections, claims, verdicts.table(rows))
-
-
-def write(folder: Path, page: Page) -> Path:
-    """Write the tables, then the page; return the page's path."""
+    shown = [part for section in sections for part in section.parts]
+    _draw(folder / "figures", [part for part in shown if isinstance(part, Figure)], console)
     (folder / "tables").mkdir(parents=True, exist_ok=True)
-    for grid in [page.judged, *page.tables()]:
+    for grid in [verdicts.table(rows), *(part for part in shown if isinstance(part, Grid))]:
         write_atomic(folder / "tables" / f"{grid.name}.md", paper_tables.markdown(grid).encode())
-    return write_page(folder / "paper.html", TITLE, page.sections, page.about)
+    about = f"Made by fedmom paper --scale {scale.name}. {missing}".strip()
+    return Made(write_page(folder / "paper.html", TITLE, sections, about), claims, missing)
 
 
-def draw(folder: Path, page: Page, console: Console) -> None:
+def _draw(folder: Path, shown: Sequence[Figure], console: Console) -> None:
     """Write the figures for print, in the colours of the page."""
-    drawn = page.figures()
-    colours = colours_of(drawn)
-    for figure in track(drawn, "drawing", total=len(drawn), console=console):
-        drawing.save(figure, folder / "figures", colours=colours)
+    colours = colours_of(shown)
+    for figure in track(shown, "drawing", total=len(shown), console=console):
+        drawing.save(figure, folder, colours=colours)
 
 
 def _or_note(part: Part) -> Part:

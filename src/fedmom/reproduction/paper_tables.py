@@ -47,7 +47,7 @@ def settings() -> Grid:
 
 
 def data_statistics(tasks: Mapping[str, FederatedData]) -> Grid:
-    """Table 2: the data used here beside the paper's."""
+    """Table 2: the data used here, and the paper's."""
     rows = []
     for name, data in tasks.items():
         kind = data.features.kind
@@ -156,7 +156,7 @@ def _tuned(task: plan.PaperTask) -> str:
     )
     return (
         f"γ has the lowest final training loss on {len(task.tuning)} tuning seeds, which are not"
-        f" reported, of a search that begins with {first} and goes on by factors of three while"
+        f" reported, of a search that begins with {first} and continues by factors of three while"
         " the best is the first or last."
     )
 

@@ -1,7 +1,7 @@
-"""What the paper's experiments ask for: scales, grids of step sizes, and the runs of each part.
+"""What the paper's experiments ask for: scales, grids of learning rates, and the runs of each part.
 
-Nothing here runs or reads anything. Which runs a part wants may depend on a choice that earlier
-runs decide (the best step size of a grid); that choice is handed in, and is None until then.
+Nothing here runs or reads anything. The runs of a part may depend on a choice that earlier runs
+decide (the best learning rate of a grid); that choice is an argument, and None until then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 @dataclass(frozen=True)
 class PaperTask:
-    """One of the two datasets, with its model, local work, step sizes and seeds."""
+    """One of the two datasets, with its model, local work, learning rates and seeds."""
 
     name: str
     data: str
@@ -97,7 +97,7 @@ DRAWN_COSINE_TEN = Variant(
     "drawn by size, cosine γ, M=10", "uniform", "weighted", cosine=True, clients=10
 )
 UNIFORM = Variant("equal weights", "uniform")
-# The paper's equations beside the two deviations of its first author's code, alone and together.
+# The paper's equations, and the two deviations of its first author's code, alone and together.
 AUTHOR = {
     "FedMom": ("fedmom", PAPER),
     "v₀ = 0": ("fedmom_zero_start", PAPER),
@@ -164,7 +164,7 @@ class Scale:
     def search(
         self, task: PaperTask, algorithm: str, choose: Choose, variant: Variant = PAPER
     ) -> LrGrid:
-        """Return a method's runs over γ: its first step sizes, and more beyond a best at the end.
+        """Return a method's runs over γ: the first ones, and more beyond a best at the end.
 
         The rule is the same for every method, so no grid is placed by hand after looking.
         """
@@ -193,7 +193,7 @@ class Scale:
 
 
 def _wider(lrs: tuple[float, ...], best: float | None) -> tuple[float, ...]:
-    """Return the step sizes with one more beyond the best, where that is the first or last."""
+    """Return the learning rates with one more beyond the best, where that is the first or last."""
     if best is None or len(lrs) < 2 or not {lrs[0], lrs[-1]} <= set(LADDER):
         return lrs
     low, high = LADDER.index(lrs[0]), LADDER.index(lrs[-1])

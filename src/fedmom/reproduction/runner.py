@@ -188,7 +188,7 @@ class Overall:
     def advance(self, config: RunConfig, rounds: int) -> None:
         """Count rounds of a run; the first call tells how many were done before."""
         work = self._cost(config) * rounds
-        with self._lock:  # runs report from threads of their own
+        with self._lock:  # runs report from their own threads
             first = config not in self._rounds
             self._rounds[config] = self._rounds.get(config, 0) + rounds
             self._done += work
@@ -204,7 +204,7 @@ class Overall:
                 self._line(config, "done")
 
     def diverged(self, config: RunConfig, why: str) -> None:
-        """Take the rest of a run off the work that is left."""
+        """Subtract the rest of a run from the work that is left."""
         with self._lock:
             self._total -= self._cost(config) * (config.rounds - self._rounds.get(config, 0))
             self._rounds[config] = config.rounds

@@ -1,4 +1,4 @@
-"""The page of a run that goes on, served to browsers on this machine only."""
+"""The page of a run in progress, served to browsers on this machine only."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ SECONDS_TO_ASK = 10.0  # for a whole request
 
 @dataclass(frozen=True)
 class View:
-    """The page at one moment, and how the run is getting on: a word and a sentence."""
+    """The page at one moment, and the status of the run: a word and a sentence."""
 
     title: str
     about: str
@@ -37,7 +37,7 @@ class View:
 
 
 class Source:
-    """Looks at the run when asked, but not more often than is cheap; all who ask share it."""
+    """Reads the run when asked, but no more often than is cheap; all requests share the result."""
 
     def __init__(self, look: Callable[[], View]) -> None:
         self._look = look
@@ -59,8 +59,8 @@ class Source:
 class Connections:
     """Open connections, and which of them have not asked for anything yet.
 
-    One that sends its request slowly or never is closed after ``SECONDS_TO_ASK``, or when
-    somebody else needs its place.
+    A connection that sends its request slowly or never is closed after ``SECONDS_TO_ASK``, or when
+    another one needs its place.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Connections:
         return len(self._open)
 
     def admit(self, connection: socket.socket) -> bool:
-        """Take a new connection, in the place of a silent one if need be."""
+        """Accept a new connection, instead of a silent one if there are too many."""
         with self._lock:
             if len(self._open) >= MOST and not self._drop_oldest():
                 return False
@@ -81,7 +81,7 @@ class Connections:
             return True
 
     def has_asked(self, connection: socket.socket) -> None:
-        """Note that a request is there whole: answering it may take its time."""
+        """Note that the whole request has arrived: the answer may take longer."""
         with self._lock:
             self._silent.pop(connection, None)
 
@@ -120,7 +120,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, if there is room for one."""
+        """Answer in a new thread, if there is room for one."""
         if self.connections.admit(request):
             super().process_request(request, client_address)
         else:
@@ -132,11 +132,11 @@ class PageServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Look after the connections, between requests."""
+        """Close overdue connections, between requests."""
         self.connections.drop_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away."""
+        """Ignore browsers that disconnect."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -147,7 +147,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 def open_server(look: Callable[[], View], port: int | None) -> PageServer:
-    """Return a server at the port, or, if none is named, at the usual one or any free one."""
+    """Return a server at the port; without one, at the usual port or any free one."""
     try:
         return PageServer(look, USUAL_PORT if port is None else port)
     except (OSError, OverflowError) as error:
@@ -164,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.connections.has_asked(self.connection)
-        # A page elsewhere can point a name of its own to this machine; it is not let in. Nor is
-        # a request with two names, of which others might believe the second.
+        # Refuse host names that a foreign page points to this machine (DNS rebinding), and
+        # requests with two names, of which a proxy might believe the second.
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].partition(":")[0].lower() not in NAMES:
             self.send_error(403, "Only for browsers on this machine")
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a line every two seconds helps nobody."""
+        """Log nothing: a line every two seconds helps nobody."""
 
     def _send_page(self) -> None:
         try:
