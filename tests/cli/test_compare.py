@@ -37,8 +37,8 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
         assert " ".join([folder.path.name, *ends]) in shown
     for part in ("logreg on synthetic", "3 runs, one seed each", "Settings that differ"):
         assert part in shown
-    assert "One seed shows no difference between algorithms: give --seeds 10" in words(text)
-    assert "The runs have lr 0.001: give each algorithm its own best lr" in words(text)
+    assert "One seed is not evidence: use --seeds 10" in words(text)
+    assert "The runs have lr 0.001: tune lr for each algorithm" in words(text)
     assert "paired by seed" not in text + shown
 
 

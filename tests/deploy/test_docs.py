@@ -66,7 +66,7 @@ class Reader:
         assert "3 of 3 rounds, finished" in printed
 
     def add_device(self, _line, words):
-        assert "Take this folder to the device" in invoke(*words[1:])
+        assert "Copy this folder to the device" in invoke(*words[1:])
         assert open_deployment(self.folder / "far").keys.keys() >= {"device-3", "kitchen"}
 
     def nginx(self, _line, words):  # run in test_faults.py

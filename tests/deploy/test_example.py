@@ -70,4 +70,4 @@ def test_the_pytorch_app_runs_on_real_nodes(tmp_path):
         assert told == ["1", "2"], printed + field.all_printed()
         told, printed = run(4)
         assert told == ["3", "4"], printed
-        assert "Going on after round 2" in printed
+        assert "Resuming after round 2" in printed

@@ -126,7 +126,7 @@ def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
         timeout=PATIENCE,
     )
     assert done.returncode == 2
-    assert "its certificate is not of the CA" in done.stderr
+    assert "its certificate is not signed by the CA" in done.stderr
     assert other.address == field.deployment.address
     unregistered = tmp_path / "unregistered"
     shutil.copytree(theirs, unregistered)

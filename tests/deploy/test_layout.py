@@ -152,18 +152,18 @@ def test_an_address_that_is_none_is_refused(tmp_path, address):
 def test_a_folder_that_holds_a_deployment_is_left_alone(tmp_path):
     layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
     key = (tmp_path / "fl" / "server" / "ca.key").read_bytes()
-    assert "holds a deployment already" in refused("deploy", "init", tmp_path / "fl")
+    assert "already holds a deployment" in refused("deploy", "init", tmp_path / "fl")
     assert (tmp_path / "fl" / "server" / "ca.key").read_bytes() == key
 
 
 SERVERS = {
-    b"address = 5": "does not say 'address'",
+    b"address = 5": "has no text 'address'",
     b"address = [": "is not valid TOML",
     b"a = " + b"[" * 5000: "is not valid TOML",
     b"\xff": "is not valid TOML",
-    b'address = "a:1"': "does not say 'listen'",
+    b'address = "a:1"': "has no text 'listen'",
     b'address = "a:1"\nlisten = "here"': "is not an address",
-    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "insecure = 'false' is not",
+    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "must be true or false, not 'false'",
 }
 
 
@@ -175,10 +175,10 @@ def test_a_damaged_deployment_is_a_sentence(tmp_path, content, says):
 
 
 DEVICES = {
-    b"": "does not say 'name'",
-    b'name = "a"\nserver = 5': "does not say 'server'",
+    b"": "has no text 'name'",
+    b'name = "a"\nserver = 5': "has no text 'server'",
     b'name = "a"\nserver = "here"': "is not an address",
-    b'name = "a"\nserver = "127.0.0.1:80"\ninsecure = 1': "insecure = 1 is not a value",
+    b'name = "a"\nserver = "127.0.0.1:80"\ninsecure = 1': "must be true or false, not 1",
 }
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_device_is_a_sentence(tmp_path, content, says):
 def test_a_damaged_certificate_is_named(tmp_path, content):
     layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
     (tmp_path / "fl" / "server" / "ca.pem").write_bytes(content)
-    assert "ca.pem is no certificate" in refused("deploy", "status", tmp_path / "fl")
+    assert "ca.pem is not a certificate" in refused("deploy", "status", tmp_path / "fl")
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"ssh-rsa AAAA", b"\xff"])
@@ -205,7 +205,7 @@ def test_a_damaged_key_of_a_device_is_named(tmp_path, content):
 def test_an_app_without_a_table_of_settings_is_refused(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
     (deployment.app / "pyproject.toml").write_text("[tool.flwr.app]\nconfig = 5\n")
-    assert "is no Flower app's" in refused("deploy", "run", tmp_path / "fl")
+    assert "is not a Flower app's" in refused("deploy", "run", tmp_path / "fl")
 
 
 ONE = {"key": "k", "name": "a", "train": 3, "test": 0}
@@ -288,7 +288,7 @@ def test_a_device_is_one_client(tmp_path):
         own_data({"data": where})
     assert own_data({"data": where, "client": 2}).train.size.tolist() == [3]
     assert own_data({"data": where, "client": "bob"}).users == ["bob"]
-    with pytest.raises(FedMomError, match="--client dan is no client"):
+    with pytest.raises(FedMomError, match="--client dan is not a client"):
         own_data({"data": where, "client": "dan"})
     with pytest.raises(FedMomError, match="without data"):
         own_data({})
