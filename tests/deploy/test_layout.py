@@ -163,7 +163,7 @@ SERVERS = {
     b"\xff": "is not valid TOML",
     b'address = "a:1"': "has no text 'listen'",
     b'address = "a:1"\nlisten = "here"': "is not an address",
-    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "must be true or false, not 'false'",
+    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "not 'false'",
 }
 
 

@@ -19,10 +19,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 PANEL_INCHES = (2.5, 2.05)
 TITLE_LETTERS = 36  # that fit above a panel
 HEADLINE_LETTERS = 30  # the same of a figure's title, which is larger
-LEGEND_LINES, LINE_INCHES = (
-    2,
-    0.17,
-)  # lines of a legend that a figure has room for, and their height
+LEGEND_LINES, LINE_INCHES = 2, 0.17  # that a figure has room for, and the height of each
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 STYLE: Any = {
     "font.size": 8,
@@ -179,6 +176,7 @@ def _draw_heat(axes: Any, heat: Heat) -> None:
 def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None:
     """Draw cells with their texts: blue above 0, orange below, white at 0."""
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
 
     shades = LinearSegmentedColormap.from_list("", [LIGHT[1], "#ffffff", LIGHT[0]])
     axes.imshow(heat.shades, cmap=shades, vmin=-1, vmax=1, aspect="auto")
@@ -191,14 +189,8 @@ def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None
     for side in axes.spines.values():
         side.set_visible(False)
     for row, column in heat.framed:
-        corner = (column - 0.5, row - 0.5)
-        axes.add_patch(_frame(corner))
-
-
-def _frame(corner: tuple[float, float]) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 1, 1, fill=False, edgecolor="#000000", linewidth=2, clip_on=False)
+        look: Any = {"fill": False, "edgecolor": "#000000", "linewidth": 2, "clip_on": False}
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
 
 
 def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:

@@ -63,12 +63,10 @@ class _Rank:
     def values(self) -> list[object]:
         """Return the cells of the file, with all digits; None where there is no number."""
         found = self.pair.difference.interval if self.pair else interval([])
-        finding = self._finding() if self.pair else None
         return [
             *(self.group.label, len(self.group.runs), _bounds(interval(self.losses))[0]),
-            *_bounds(interval(self.metrics)),
-            *_bounds(found),
-            *(self.pair.p if self.pair else None, finding),
+            *(*_bounds(interval(self.metrics)), *_bounds(found)),
+            *((self.pair.p, self._finding(self.pair)) if self.pair else (None, None)),
             *(_bounds(interval(self.best))[0], self.stopped),
         ]
 
@@ -76,17 +74,15 @@ class _Rank:
         if self.pair is None:
             return ["", "best"]
         mean, half = differences.mean_text(self.pair), self.pair.difference.interval.half
-        finding = self._finding()
+        finding = self._finding(self.pair)
         for last in (" seeds", " ±"):  # in two lines, or names would have no room
             finding = finding.replace(last, f"\n{last.strip()}")
         if half is None:
             return [mean, finding]
         return [f"{mean}\n±{half:.3f}", f"{finding}\np {differences.p_text(self.pair.p)}"]
 
-    def _finding(self) -> str:
-        if self.pair is None:
-            return ""
-        return differences.finding_text(self.pair.finding, self.by.better)
+    def _finding(self, pair: Pair) -> str:
+        return differences.finding_text(pair.finding, self.by.better)
 
 
 def grid(groups: Sequence[Group]) -> Grid:

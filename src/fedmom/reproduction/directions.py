@@ -6,6 +6,7 @@ so g_t is (w_t - w_{t+1}) / η.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -91,9 +92,7 @@ def replay(
     start = experiment.start()
     last = _last_model(run, start)
     aside = None if other is None else _last_model(other, start)
-    products: dict[str, list[float]] = {
-        name: [] for name in ("fedavg", "fedsgd", "elsewhere", "fedavg_cosine", "fedsgd_cosine")
-    }
+    products: dict[str, list[float]] = defaultdict(list)
     eta, rounds = float(experiment.config.server_lr), experiment.config.rounds
     params, here = start.params, _flat(start.params)
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.experiments.results import Result
 from fedmom.reproduction import directions, plan
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.measures import Choice, Contest, Entry, Measures, measure
+from fedmom.reproduction.measures import Choice, Contest, Duel, Entry, Measures, duels, measure
 from fedmom.reproduction.plan import METHODS, PAPER, RIVALS, PaperTask, Scale, Variant
 from fedmom.reproduction.runner import Cache
 
@@ -31,15 +31,15 @@ class Findings:
     beyond: Mapping[str, Contest]  # by variant
     author: Mapping[str, Measures]  # by label
 
-    def at_same_lr(self, task: PaperTask) -> dict[float, Contest]:
-        """Return FedAvg and FedMom at every γ of the grid at which both have ended."""
+    def at_same_lr(self, task: PaperTask) -> dict[float, Duel]:
+        """Return FedMom against FedAvg at every γ of the grid at which both have ended."""
         curves, found = self.over_lr[task.name], {}
         for lr in task.lrs:
             runs = {m: curves.get(m, {}).get(lr, ()) for m in RIVALS}
             if all(runs.values()):
                 choices = dict.fromkeys(RIVALS, Choice(lr, None, at_edge=False))
                 found[lr] = _contest(f"{task.name}, γ {lr:g}", choices, runs)
-        return found
+        return dict(zip(found, duels([*found.values()]), strict=True))
 
 
 def gather(

@@ -185,9 +185,9 @@ class DuelDifference:
     adjusted: float | None  # the p-value, corrected for the family
     finding: Finding
 
-    def text(self, digits: int = 3) -> str:
+    def text(self) -> str:
         """Return the difference with its interval and corrected p-value."""
-        shown = self.difference.interval.text(digits, sign=True)
+        shown = self.difference.interval.text(sign=True)
         return shown if self.adjusted is None else f"{shown}, p {self.adjusted:.2g}"
 
 

@@ -80,7 +80,7 @@ def make(
     sections = [
         *([Section("Verdicts", [*claims, how])] if claims else []),
         Section("What was run", [_setting(scale, data)]),
-        *(Section(SECTIONS[p][0], [*map(_or_note, SECTIONS[p][1](found, data))]) for p in parts),
+        *(Section(plan.PARTS[p], [*map(_or_note, SECTIONS[p](found, data))]) for p in parts),
         Section("Settings and versions", list(_settings(found))),
     ]
     shown = [part for section in sections for part in section.parts]
@@ -155,38 +155,30 @@ def _settings(findings: Findings) -> Iterator[Part]:
         yield Settings("versions", runs[0].versions or {})
 
 
-# A part's heading, and what it shows.
-SECTIONS: dict[str, tuple[str, Callable[[Findings, Data], Sequence[Part]]]] = {
-    "table1": ("Table 1: settings", lambda _found, _data: [paper_tables.settings()]),
-    "table2": ("Table 2: data", lambda _found, data: [paper_tables.data_statistics(data)]),
-    "fig2": ("Figure 2: clients", lambda _found, data: [figures.heterogeneity(data)]),
-    "fig3": ("Figure 3: direction", lambda found, _data: [figures.direction(found)]),
-    "fig4": ("Figure 4: FedAvg and FedSGD", lambda found, _data: [figures.against_fedsgd(found)]),
-    "fig5": (
-        "Figure 5: convergence",
-        lambda found, _data: [
-            figures.comparison(found.equal, "fig5", "Figure 5. The methods at equal γ"),
-            figures.comparison(
-                found.own, "fig5b", "Figure 5, once more: each method at its own best γ"
-            ),
-            paper_tables.results([*found.equal.values(), *found.own.values()]),
-        ],
-    ),
-    "fig6": (
-        "Figure 6: γ and H",
-        lambda found, _data: [figures.sensitivity(found), paper_tables.same_lr(found)],
-    ),
-    "beyond": (
-        "Beyond the paper",
-        lambda found, _data: [
-            figures.beyond(found),
-            paper_tables.differences(found),
-            paper_tables.beyond(found),
-            Words("\n\n".join(paper_tables.advice(found)) or MISSING),
-        ],
-    ),
-    "author": (
-        "The first author's code",
-        lambda found, _data: [Words(AUTHOR), figures.author(found), paper_tables.author(found)],
-    ),
+# What each part shows.
+SECTIONS: dict[str, Callable[[Findings, Data], Sequence[Part]]] = {
+    "table1": lambda _found, _data: [paper_tables.settings()],
+    "table2": lambda _found, data: [paper_tables.data_statistics(data)],
+    "fig2": lambda _found, data: [figures.heterogeneity(data)],
+    "fig3": lambda found, _data: [figures.direction(found)],
+    "fig4": lambda found, _data: [figures.against_fedsgd(found)],
+    "fig5": lambda found, _data: [
+        figures.comparison(found.equal, "fig5", "Figure 5. The methods at equal γ"),
+        figures.comparison(
+            found.own, "fig5b", "Figure 5, once more: each method at its own best γ"
+        ),
+        paper_tables.results([*found.equal.values(), *found.own.values()]),
+    ],
+    "fig6": lambda found, _data: [figures.sensitivity(found), paper_tables.same_lr(found)],
+    "beyond": lambda found, _data: [
+        figures.beyond(found),
+        paper_tables.differences(found),
+        paper_tables.beyond(found),
+        Words("\n\n".join(paper_tables.advice(found)) or MISSING),
+    ],
+    "author": lambda found, _data: [
+        Words(AUTHOR),
+        figures.author(found),
+        paper_tables.author(found),
+    ],
 }

@@ -104,7 +104,7 @@ def same_lr(findings: Findings) -> Grid:
             str(verdicts.faster(duel)),
         )
         for task in findings.scale.tasks
-        for place, (lr, duel) in enumerate(_at_same_lr(findings, task).items())
+        for place, (lr, duel) in enumerate(findings.at_same_lr(task).items())
     ]
     columns = [f"{NAMES[m]}: {what}" for m in RIVALS for what in briefly]
     return Grid(
@@ -116,12 +116,6 @@ def same_lr(findings: Findings) -> Grid:
         " over T: means over seeds with their 95 % intervals (medians, for rounds). Faster: fewer"
         " rounds, a smaller area, and a final loss that is not higher, after Holm's correction.",
     )
-
-
-def _at_same_lr(findings: Findings, task: plan.PaperTask) -> dict[float, Duel]:
-    contests = findings.at_same_lr(task)
-    family = duels([*contests.values()])
-    return dict(zip(contests, family, strict=True))
 
 
 def beyond(findings: Findings) -> Grid:

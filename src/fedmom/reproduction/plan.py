@@ -12,16 +12,16 @@ from typing import Any
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig
 
-PARTS = {
-    "table1": "the settings of federated and of distributed optimization",
-    "table2": "statistics of the data",
-    "fig2": "how the clients' data differ",
-    "fig3": "FedAvg's direction: <g, w - w*> over rounds",
-    "fig4": "FedAvg and FedSGD: direction, loss, accuracy",
-    "fig5": "FedSGD, FedAvg and FedMom on both datasets",
-    "fig6": "FedAvg and FedMom over step sizes and local work",
-    "beyond": "settings that the paper did not try",
-    "author": "what the first author's code does differently",
+PARTS = {  # with their headings
+    "table1": "Table 1: settings",
+    "table2": "Table 2: data",
+    "fig2": "Figure 2: clients",
+    "fig3": "Figure 3: direction",
+    "fig4": "Figure 4: FedAvg and FedSGD",
+    "fig5": "Figure 5: convergence",
+    "fig6": "Figure 6: γ and H",
+    "beyond": "Beyond the paper",
+    "author": "The first author's code",
 }
 NAMES = {
     "fedsgd": "FedSGD",

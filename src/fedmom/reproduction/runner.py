@@ -34,7 +34,6 @@ class Cache:
         self._loaded = Loaded()
         self._experiments: dict[RunConfig, Experiment] = {}
         self._results: dict[RunConfig, Result] = {}
-        self._costs: dict[RunConfig, float] = {}
         self._paths: dict[RunConfig, Path] = {}
         for path in sorted(folder.glob("*/config.toml")):
             self._adopt(path.parent)
@@ -108,11 +107,6 @@ class Cache:
 
     def cost(self, config: RunConfig) -> float:
         """Return about how much work a round of a run is, in samples of the cheaper model."""
-        if config not in self._costs:
-            self._costs[config] = self._cost(config)
-        return self._costs[config]
-
-    def _cost(self, config: RunConfig) -> float:
         experiment = self.experiment(config)
         size = float(np.mean(experiment.data.train.size))
         work = experiment.work

@@ -255,16 +255,15 @@ def _judged(
 
 def _at_same_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
     """Judge who is faster at every γ: the paper does not say which one it used."""
-    contests = findings.at_same_lr(task)
-    if task.lrs and len(contests) == len(task.lrs):
-        family = duels([*contests.values()])
-        statuses = {lr: faster(duel) for lr, duel in zip(contests, family, strict=True)}
+    found = findings.at_same_lr(task)
+    if task.lrs and len(found) == len(task.lrs):
+        statuses = {lr: faster(duel) for lr, duel in found.items()}
         parts = (
             f"{status} at γ {', '.join(f'{lr:g}' for lr in statuses if statuses[lr] == status)}"
             for status in Status
             if status in statuses.values()
         )
-        numbers = f"{'; '.join(parts)}; seeds {min(duel.seeds for duel in family)}"
+        numbers = f"{'; '.join(parts)}; seeds {min(duel.seeds for duel in found.values())}"
         where = f"{task.name}, at every γ"
         yield Row("faster", where, overall(list(statuses.values())), numbers)
 

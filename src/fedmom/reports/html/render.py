@@ -12,26 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
-from fedmom.reports.charts import (
-    DARK,
-    LIGHT,
-    Area,
-    Bars,
-    Chart,
-    Figure,
-    Heat,
-    Line,
-    Mark,
-    colours_of,
-    labels,
-)
+from fedmom.reports import charts
+from fedmom.reports.charts import Chart, Figure, Mark
 from fedmom.reports.html import Section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SECTIONS_WITHOUT_CONTENTS = 3
-KINDS: dict[type[Mark], str] = {Line: "line", Area: "area", Bars: "bars", Heat: "heat"}
+KINDS: dict[type[Mark], str] = {
+    charts.Line: "line",
+    charts.Area: "area",
+    charts.Bars: "bars",
+    charts.Heat: "heat",
+}
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], about: str = "") -> Path:
@@ -46,7 +40,7 @@ def render(
 ) -> bytes:
     """Return the page. A live one asks its server for news."""
     shown = content(sections)
-    data = {"figures": shown["figures"], "light": LIGHT, "dark": DARK}
+    data = {"figures": shown["figures"], "light": charts.LIGHT, "dark": charts.DARK}
     page = _templates().get_template("page.html")
     text = page.render(
         title=title,
@@ -63,7 +57,7 @@ def render(
 
 def content(sections: Sequence[Section]) -> dict[str, Any]:
     """Return what changes in a live page: the body as HTML, and its figures by their id."""
-    colours = colours_of(p for s in sections for p in s.parts if isinstance(p, Figure))
+    colours = charts.colours_of(p for s in sections for p in s.parts if isinstance(p, Figure))
     figures = {
         _part_id(i, j): _figure_data(part, colours)
         for i, section in enumerate(sections)
@@ -90,7 +84,7 @@ def _figure_data(figure: Figure, colours: Mapping[str, int]) -> dict[str, Any]:
     return {
         "name": figure.name,
         "columns": figure.across,
-        "legend": [[label, colours[label]] for label in labels(figure)],
+        "legend": [[label, colours[label]] for label in charts.labels(figure)],
         "charts": [_chart_data(chart, colours) for chart in figure.charts],
     }
 
