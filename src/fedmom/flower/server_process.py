@@ -62,35 +62,27 @@ def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say
         say(f"The server is ready at {deployment.address}. It lets in: {known}.")
         there: set[str] = set()
         while process.poll() is None:
-            there = _news(control, there, say)
-            _let_in(control, say)
+            there = _look(control, there, say)
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _let_in(control: Control, say: Say) -> None:
-    """Follow the folder of keys: a device whose key is new or gone may or may not take part."""
+def _look(control: Control, before: set[str], say: Say) -> set[str]:
+    """Let devices in whose keys are new, report who comes and goes; return who is online."""
     try:
+        online = {node.name for node in control.nodes() if node.online}
         new, gone = control.update_keys()
-    except FedMomError:  # the SuperLink is busy, or ends
-        return
-    for name in new:
-        say(f"{time.strftime('%H:%M:%S')} {name} may take part from now on.")
-    for name in gone:
-        say(f"{time.strftime('%H:%M:%S')} {name} may no longer take part.")
-
-
-def _news(control: Control, before: set[str], say: Say) -> set[str]:
-    """Report which devices have come and gone; return those that are online."""
-    try:
-        now = {node.name for node in control.nodes() if node.online}
     except FedMomError:  # the SuperLink is busy, or ends
         return before
     clock = time.strftime("%H:%M:%S")
-    for name in sorted(now - before):
-        say(f"{clock} {name} is online.")
-    for name in sorted(before - now):
-        say(f"{clock} {name} is offline.")
-    return now
+    for names, what in (
+        (online - before, "is online"),
+        (before - online, "is offline"),
+        (new, "may take part from now on"),
+        (gone, "may no longer take part"),
+    ):
+        for name in sorted(names):
+            say(f"{clock} {name} {what}.")
+    return online
 
 
 def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, note: Say) -> None:

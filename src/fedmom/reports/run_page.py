@@ -46,14 +46,16 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
     """
     groups = group_by_seed(results)
     evaluations = curves.evaluations(groups)
-    metrics, diagnostics = curves.noted("metrics", groups), curves.noted("diagnostics", groups)
+    figures = {
+        "Evaluations": evaluations,
+        "Rounds": curves.rounds(groups),
+        "Metrics of the method": curves.noted("metrics", groups),
+        "Diagnostics": curves.noted("diagnostics", groups),
+    }
     tables_of_devices = _devices(results)
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
-        Section("Evaluations", [evaluations]),
-        Section("Rounds", [curves.rounds(groups)]),
-        *([Section("Metrics of the method", [metrics])] if metrics else []),
-        *([Section("Diagnostics", [diagnostics])] if diagnostics else []),
+        *(Section(title, [figure]) for title, figure in figures.items() if figure),
         *_theory(groups),
         *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
         Section("Settings", _settings(groups)),
@@ -165,18 +167,16 @@ def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
 
 def stopped_early(groups: Sequence[Group]) -> list[str]:
     """Return a sentence for each way in which runs ended before their last round."""
-    return [said for status in EARLY if (said := _early(groups, status))]
-
-
-def _early(groups: Sequence[Group], status: str) -> str:
-    """Say how far the runs of a status came; nothing if there are none."""
-    runs = [
-        f"{group.label}{_seed(run, group)}: {run.done} of {run.config.rounds} rounds{_why(run)}"
-        for group in groups
-        for run in group.runs
-        if run.status == status
-    ]
-    return f"{status.capitalize()}: {'; '.join(runs)}." if runs else ""
+    found = []
+    for status in EARLY:
+        runs = [
+            f"{group.label}{_seed(run, group)}: {run.done} of {run.config.rounds} rounds{_why(run)}"
+            for group in groups
+            for run in group.runs
+            if run.status == status
+        ]
+        found += [f"{status.capitalize()}: {'; '.join(runs)}."] if runs else []
+    return found
 
 
 def _seed(run: Result, group: Group) -> str:

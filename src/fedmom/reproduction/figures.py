@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -163,7 +162,7 @@ def _panels(task: str, shown: Mapping[str, Measures]) -> list[Chart]:
 
 def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure:
     """Figure 5: loss, accuracy and its 10th percentile, for all methods and both datasets."""
-    panels = [_panels(f"{task}: ", _by_name(contest)) for task, contest in contests.items()]
+    charts = [c for task, each in contests.items() for c in _panels(f"{task}: ", _by_name(each))]
     rates = [
         f"γ on {contest.where}: "
         + ", ".join(
@@ -173,8 +172,8 @@ def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure
         )
         for contest in contests.values()
     ]
-    note = " ".join([*(f"{text}." for text in rates), BAND] if rates else ["", BAND])
-    return Figure(name, title, list(chain.from_iterable(panels)), note=note)
+    note = f"{' '.join(f'{text}.' for text in rates)} {BAND}"
+    return Figure(name, title, charts, note=note)
 
 
 def _chart(title: str, y: str, lines: Sequence[Line]) -> Chart:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedmom.data.federated import FederatedData
 from fedmom.data.statistics import PAPER_TABLE_2, Statistics
 from fedmom.data.statistics import statistics as describe
-from fedmom.experiments.results import Result
 from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
@@ -198,13 +197,9 @@ def winner(duel: Duel) -> str:
 
 def wobble(measures: Measures) -> float:
     """Return how much the test accuracy goes up and down late in a run, in the mean over seeds."""
-    return statistics.fmean(_wobble(run) for run in measures.runs)
-
-
-def _wobble(run: Result) -> float:
-    accuracies = [accuracy for _, accuracy in run.curve("test", "accuracy")]
-    late = accuracies[-max(2, math.ceil(len(accuracies) / 4)) :]
-    return statistics.pstdev(late)
+    curves = ([a for _, a in run.curve("test", "accuracy")] for run in measures.runs)
+    late = (accuracies[-max(2, math.ceil(len(accuracies) / 4)) :] for accuracies in curves)
+    return statistics.fmean(map(statistics.pstdev, late))
 
 
 def author(findings: Findings) -> Grid:

@@ -6,7 +6,6 @@ decide (the best learning rate of a grid); that choice is an argument, and None 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from fedmom.experiments import settings
@@ -236,8 +235,7 @@ class Study:
         self, task: PaperTask, methods: Sequence[str], variant: Variant = PAPER
     ) -> list[RunConfig]:
         """Return methods at their own γ."""
-        found = (self.after(task, m, [(m, variant)], variant) for m in methods)
-        return list(chain.from_iterable(found))
+        return [run for m in methods for run in self.after(task, m, [(m, variant)], variant)]
 
     def sensitivity(self) -> Iterator[RunConfig]:
         """Yield FedAvg and FedMom over γ, and over local work at FedAvg's γ and their own."""
