@@ -98,14 +98,11 @@ def _loaded(spec: str) -> Any:
         return load(spec)
     except NoClientsError:
         path, given = path_of(spec) or (spec, "")
-    data = load(f"{path}:{_joined(given, ALL_ONES)}")
+    given = f"{given}," if given else ""
+    data = load(f"{path}:{given}{ALL_ONES}")
     if data.test.size.any() or "test_fraction" in given:
         return data
-    return load(f"{path}:{_joined(given, f'test_fraction={HELD_OUT}', ALL_ONES)}")
-
-
-def _joined(*options: str) -> str:
-    return ",".join(filter(None, options))
+    return load(f"{path}:{given}test_fraction={HELD_OUT},{ALL_ONES}")
 
 
 def _number(data: Any, client: Any) -> int:

@@ -37,18 +37,14 @@ def _evaluated(split: str, key: str) -> Pick:
     return lambda run: run.curve(split, key)
 
 
-def _logged(key: str) -> Pick:
-    return lambda run: run.logged(key)
-
-
 def _noted(key: str, name: str) -> Pick:
     return lambda run: run.noted(key, name)
 
 
 LOSS = Panel("Training loss", "loss", _evaluated("train", "loss"))
 ROUNDS = (
-    Panel("Local training loss of the cohort", "loss", _logged("train_loss")),
-    Panel("Norm of the update", "norm", _logged("update_norm")),
+    Panel("Local training loss of the cohort", "loss", lambda run: run.logged("train_loss")),
+    Panel("Norm of the update", "norm", lambda run: run.logged("update_norm")),
 )
 
 

@@ -109,7 +109,6 @@ def _order(text: str) -> tuple[float, str]:
 
 
 def _mean(runs: Sequence[Result], split: str, key: str) -> float:
-    if all(run.diverged for run in runs):
-        return math.nan
-    values = [value for run in runs if (value := run.last(split, key)) is not None]
+    ends = (run.last(split, key) for run in runs if not run.diverged)
+    values = [value for value in ends if value is not None]
     return statistics.fmean(values) if values else math.nan

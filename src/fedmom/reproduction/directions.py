@@ -72,13 +72,13 @@ def directions(
         return known
     made = replay(run, experiment, other=other, fedsgd=fedsgd, console=console)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(_file(folder, run), json.dumps(asdict(made)).encode())
+    write_atomic(folder / f"{run.name}.json", json.dumps(asdict(made)).encode())
     return made
 
 
 def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
     """Return the inner products of an earlier call, if it aimed at the same models."""
-    file = _file(folder, run)
+    file = folder / f"{run.name}.json"
     if not file.exists():
         return None
     known = Directions(**json.loads(file.read_bytes()))
@@ -154,10 +154,6 @@ def _last_model(run: Path, template: State) -> Vector:
             f"{run} has no checkpoint. Move the folder away, and run the command again."
         )
     return _flat(checkpoint.state.params)
-
-
-def _file(folder: Path, run: Path) -> Path:
-    return folder / f"{run.name}.json"
 
 
 def _cosine(one: Vector, other: Vector) -> float:

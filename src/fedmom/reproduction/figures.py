@@ -166,7 +166,7 @@ def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure
     rates = [
         f"γ on {contest.where}: "
         + ", ".join(
-            f"{NAMES[m]} {e.lr:g} ({e.measures.seeds_text()}"
+            f"{NAMES[m]} {e.choice.lr:g} ({e.measures.seeds_text()}"
             f"{', edge of its grid' if e.choice.at_edge else ''})"
             for m, e in contest.entries.items()
         )

@@ -158,11 +158,6 @@ class Entry:
     choice: Choice
     measures: Measures
 
-    @property
-    def lr(self) -> float:
-        """Its γ."""
-        return self.choice.lr
-
 
 @dataclass(frozen=True)
 class Contest:

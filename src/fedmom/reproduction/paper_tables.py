@@ -218,7 +218,7 @@ def advice(findings: Findings) -> Iterator[str]:
     contests = _with_both(findings)
     if contests:
         ratios = ", ".join(
-            f"{c.entries['fedmom'].lr / c.entries['fedavg'].lr:.2g} ({variant})"
+            f"{c.entries['fedmom'].choice.lr / c.entries['fedavg'].choice.lr:.2g} ({variant})"
             for variant, c in contests.items()
         )
         yield (

@@ -98,7 +98,11 @@ def judge(findings: Findings) -> list[Row]:
         *_judged("fedsgd", [*equal, *own], "fedavg", "fedsgd", large_margin),
         *_judged("faster", equal, "fedmom", "fedavg", faster),
         *(row for t in scale.tasks for row in _at_same_lr(findings, t)),
-        *(row for t in scale.tasks for row in _over_lr(findings, t)),
+        *(
+            row
+            for t in scale.tasks
+            for row in _robust("lr", f"{t.name}, over γ", findings.over_lr[t.name], len(t.lrs))
+        ),
         *(
             row
             for which, curves in findings.over_epochs.items()
@@ -266,11 +270,6 @@ def _at_same_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
         numbers = f"{'; '.join(parts)}; seeds {min(duel.seeds for duel in found.values())}"
         where = f"{task.name}, at every γ"
         yield Row("faster", where, overall(list(statuses.values())), numbers)
-
-
-def _over_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
-    curves = findings.over_lr[task.name]
-    return _robust("lr", f"{task.name}, over γ", curves, len(task.lrs))
 
 
 def _robust(claim: str, where: str, methods: RunsByChoice, choices: int) -> Iterator[Row]:
