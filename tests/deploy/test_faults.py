@@ -64,7 +64,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_goes_on(field, 
     begun(field, field.folder / "run", 2)
     kill(processes(field, field.path / "server", "fedmom.flower.launch"))
     assert field.finished(patience=LONG) == 0, field.all_printed()
-    assert "is started again" in field.printed("server")
+    assert "is restarted" in field.printed("server")
     assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
 
 
