@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 from pathlib import Path
+from types import GenericAlias, ModuleType
 
 import pytest
 
@@ -16,7 +17,7 @@ PUBLIC = {
     name: value
     for module in (fedmom, theory)
     for name in module.__all__
-    if not isinstance(value := getattr(module, name), Registry)
+    if not isinstance(value := getattr(module, name), Registry | ModuleType | GenericAlias)
 }
 FILES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text()]
 

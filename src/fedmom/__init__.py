@@ -20,20 +20,21 @@ if TYPE_CHECKING:
         fedmom,
         fedyogi,
     )
-    from fedmom.api.calls import compare, load, report, run, sweep
+    from fedmom.api.calls import compare, load, report, resume, run, sweep
     from fedmom.api.runs import Run, Runs
     from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
     from fedmom.data import DATASETS
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
+    from fedmom.data.partition import PARTITIONS
     from fedmom.data.sources.arrays import from_arrays
     from fedmom.data.sources.huggingface import from_huggingface
     from fedmom.data.sources.image_folders import from_images
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
     from fedmom.data.sources.torch_dataset import from_torch
-    from fedmom.experiments.execute import Event
-    from fedmom.models import METRICS, MODELS
+    from fedmom.experiments.events import Event
+    from fedmom.models import METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
     from fedmom.models.adapters import model
     from fedmom.models.base import Model
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from fedmom.training import PACES, SAMPLERS
     from fedmom.training.evaluation import Metrics, evaluate
     from fedmom.training.loop import Record, State, model_of, start, train
-    from fedmom.training.pace import buffered, over_selected, synchronous
-    from fedmom.training.samplers import poisson, uniform, weighted
+    from fedmom.training.pace import Pace, buffered, over_selected, synchronous
+    from fedmom.training.samplers import Sampler, poisson, uniform, weighted
 
 _HOMES = {
     "algorithms": ("ALGORITHMS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
@@ -56,19 +57,20 @@ _HOMES = {
     "algorithms.server": (
         *("averaged", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmom", "fedyogi"),
     ),
-    "api.calls": ("compare", "load", "report", "run", "sweep"),
+    "api.calls": ("compare", "load", "report", "resume", "run", "sweep"),
     "api.runs": ("Run", "Runs"),
     "core.errors": ("BadReplyError", "DivergedError", "FedMomError"),
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
+    "data.partition": ("PARTITIONS",),
     "data.sources.arrays": ("from_arrays",),
     "data.sources.huggingface": ("from_huggingface",),
     "data.sources.image_folders": ("from_images",),
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
     "data.sources.torch_dataset": ("from_torch",),
-    "experiments.execute": ("Event",),
-    "models": ("METRICS", "MODELS"),
+    "experiments.events": ("Event",),
+    "models": ("METRICS", "MODELS", "losses", "metrics"),
     "models.adapters": ("model",),
     "models.base": ("Model",),
     "models.metrics": ("Metric",),
@@ -79,11 +81,13 @@ _HOMES = {
     "training": ("PACES", "SAMPLERS"),
     "training.evaluation": ("Metrics", "evaluate"),
     "training.loop": ("Record", "State", "model_of", "start", "train"),
-    "training.pace": ("buffered", "over_selected", "synchronous"),
-    "training.samplers": ("poisson", "uniform", "weighted"),
+    "training.pace": ("Pace", "buffered", "over_selected", "synchronous"),
+    "training.samplers": ("Sampler", "poisson", "uniform", "weighted"),
 }
 _RENAMED = {"load_data": ("data", "load"), "build_model": ("models", "build")}
 _NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
+
+_MODULES = ("losses", "metrics")
 
 __all__ = [*_NAMES]
 
@@ -96,7 +100,10 @@ def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module 'fedmom' has no attribute {name!r}")
     home, inside = _NAMES[name]
-    value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"fedmom.{home}.{inside}")
+    else:
+        value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
     globals()[name] = value
     return value
 

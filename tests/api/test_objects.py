@@ -221,8 +221,12 @@ def test_a_run_with_objects_goes_on_in_another_process(script, tmp_path):
     assert script("start", "10").returncode == 0
     other = script("go on", "12")
     assert "was started with model model@" in other.stderr
-    with pytest.raises(FedMomError, match=r"Give them again: .*model=\.\.\., algorithm=\.\.\."):
-        fedmom.load(tmp_path / "run")
+    read = fedmom.load(tmp_path / "run")  # results need no objects
+    assert (read.status, len(read.rounds), read.rounds.shape) == ("stopped", 2, (2, 8))
+    assert read.plot().axes
+    for use in (read.resume, read.clients, lambda: read.predict([0]), lambda: read.params):
+        with pytest.raises(FedMomError, match=r"Give them again: .*model=\.\.\., algorithm=\.\.\."):
+            use()
     assert script("go on", "10").stdout == "finished 4\n"
 
 
@@ -308,4 +312,4 @@ def test_a_regression_predicts_numbers(tmp_path):
     settings = {"rounds": 40, "lr": 0.1, "algorithm": "fedavg", "weighting": "cohort"}
     run = fedmom.run(data, out=tmp_path / "run", progress=False, **settings)
     np.testing.assert_allclose(run.predict(x)[:, 0], y, atol=0.2)
-    assert "test_accuracy" not in run.clients
+    assert "test_accuracy" not in run.clients()

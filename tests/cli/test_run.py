@@ -101,7 +101,7 @@ def test_a_note_is_shown_at_the_start_and_none_when_a_run_goes_on(
     err = stopped(3, "run", *SMALL, "--server-lr=0.5", "--out=r")
     assert "note: server-lr 0.5 is outside [1, K/M] = [1, 3]" in err
     assert err.count("note: ") == 1
-    assert "Go on with: fedmom resume r" in err
+    assert "Resume with: fedmom resume r" in err
     code, out, err = main(monkeypatch, capsys, "resume", "r")
     assert (code, "note: " in err) == (0, False)
     assert "fedmom 6/6" in out

@@ -9,7 +9,7 @@ from flax import linen
 
 import fedmom
 from fedmom.experiments.build import prepare
-from fedmom.experiments.objects import named
+from fedmom.experiments.object_names import named
 from fedmom.experiments.settings import parse
 from fedmom.models.adapters import example
 from fedmom.models.checks import check

@@ -275,14 +275,10 @@ def config(**values):
     )
 
 
-class _Stop:
-    """Interrupts a run after a round, as Ctrl-C does."""
-
-    def begin(self, experiment, round_): ...
-    def evaluated(self, rows): ...
-    def round(self, record):
-        if record.round == 3:
-            raise KeyboardInterrupt
+def _stop(event):
+    """Interrupt a run after a round, as Ctrl-C does."""
+    if event.record and event.round == 3:
+        raise KeyboardInterrupt
 
 
 def test_a_run_is_stopped_here_and_goes_on_there(tmp_path):
@@ -293,7 +289,7 @@ def test_a_run_is_stopped_here_and_goes_on_there(tmp_path):
         experiment = prepare(config(runtime=before))
         folder = RunFolder.create(tmp_path / before[:3], experiment.config)
         with pytest.raises(KeyboardInterrupt):
-            execute(folder, experiment, [_Stop()])
+            execute(folder, experiment, [_stop])
         result = execute(folder, experiment, runtime=after)
         assert [r["round"] for r in result.rounds] == [1, 2, 3, 4, 5, 6]
         for row, other in zip(result.rounds, expected.rounds, strict=True):

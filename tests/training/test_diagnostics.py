@@ -134,9 +134,9 @@ def prepared(**values):
     return prepare(settings.parse({**SMALL, **values}))
 
 
-def run(path, watchers=(), **values):
+def run(path, observers=(), **values):
     experiment = prepared(**values)
-    execute(RunFolder.create(path, experiment.config), experiment, watchers)
+    execute(RunFolder.create(path, experiment.config), experiment, observers)
     return path
 
 
@@ -152,20 +152,14 @@ def logs(path):
 
 
 class StopAt:
-    """A watcher that presses Ctrl-C after a round."""
+    """An observer that presses Ctrl-C after a round."""
 
     def __init__(self, round_):
         self.round_ = round_
 
-    def begin(self, _experiment, _round):
-        pass
-
-    def round(self, record):
-        if record.round == self.round_:
+    def __call__(self, event):
+        if event.record and event.round == self.round_:
             raise KeyboardInterrupt
-
-    def evaluated(self, _rows):
-        pass
 
 
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg", "fedmom", "fedadam"])

@@ -1,6 +1,9 @@
-"""A trained model as files for others: parameters, and a card that says what it is."""
+"""A trained model as files for others: parameters, a card that says what it is, maybe ONNX."""
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,37 +11,43 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.api.onnx_file import onnx_bytes
-from fedmom.api.runs import Run
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import write_atomic
+from fedmom.core.kernels import plain_calls
 from fedmom.core.types import Params
+from fedmom.experiments.build import Experiment
+from fedmom.experiments.results import Result
 
 TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
 
 
-def export(run: Run, folder: Path, onnx_batch: int | None = None) -> list[Path]:
+def write_model(
+    experiment: Experiment,
+    params: Params,
+    result: Result,
+    folder: Path,
+    onnx_batch: int | None = None,
+) -> None:
     """Write a run's model, a model card and its settings into a new folder.
 
     Args:
-        run: The run.
+        experiment: The run's parts.
+        params: The model's parameters.
+        result: The run's logs.
         folder: The new folder.
-        onnx_batch: Also write an ONNX file, for so many inputs in a call.
-
-    Returns:
-        The files.
+        onnx_batch: Also write an ONNX file, for ``onnx_batch`` inputs in a call.
     """
     from safetensors.numpy import save
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FedMomError(f"{folder} is not an empty folder. Choose another --out.")
-    tensors = named_tensors(run.params)
-    onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(run, onnx_batch)}
+    tensors = named_tensors(params)
+    onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(experiment, params, onnx_batch)}
     files = {
-        TENSORS: save(tensors, {"format": "fedmom", "model": run.result.config.model}),
+        TENSORS: save(tensors, {"format": "fedmom", "model": result.config.model}),
         **onnx,
-        CARD: card(run, tensors).encode(),
-        SETTINGS: run.result.config.toml().encode(),
+        CARD: card(experiment, result, tensors).encode(),
+        SETTINGS: result.config.toml().encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -48,7 +57,6 @@ def export(run: Run, folder: Path, onnx_batch: int | None = None) -> list[Path]:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise
-    return [folder / name for name in files]
 
 
 def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
@@ -64,9 +72,9 @@ def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
     }
 
 
-def card(run: Run, tensors: Mapping[str, NDArray[Any]]) -> str:
+def card(experiment: Experiment, result: Result, tensors: Mapping[str, NDArray[Any]]) -> str:
     """Return the model card, in Markdown."""
-    data, result = run.experiment.data, run.result
+    data = experiment.data
     size = sum(tensor.size for tensor in tensors.values())
     facts = {
         "data": f"{data.name}: {data.clients:,} clients, {int(data.train.size.sum()):,} training"
@@ -124,3 +132,37 @@ def _step(key: Any) -> str:
         if hasattr(key, name):
             return str(getattr(key, name))
     return str(key)
+
+
+def onnx_bytes(experiment: Experiment, params: Params, batch: int) -> bytes:
+    """Return a model as ONNX: inputs ``(batch, ...)`` to outputs, with its parameters.
+
+    Args:
+        experiment: The run's parts.
+        params: The model's parameters.
+        batch: Inputs in a call. The file's shapes are fixed.
+    """
+    try:
+        with _quiet():
+            from jax2onnx import to_onnx  # type: ignore[import-untyped]
+    except ImportError:
+        raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
+    model, features = experiment.model, experiment.data.features
+    kind = np.int32 if features.kind == "text" else np.float32
+    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
+    with _quiet(), plain_calls():
+        made: Any = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
+    content: bytes = made.SerializeToString()
+    return content
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep a converter's notes to its developers from the user."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

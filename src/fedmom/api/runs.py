@@ -3,23 +3,24 @@
 import functools
 import html
 import io
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
 
-from fedmom.api.execution import finish
-from fedmom.api.prediction import outputs, predicted
+from fedmom.api import prediction
+from fedmom.api.execution import finish, finish_all
+from fedmom.api.export import write_model
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.execute import Callback
+from fedmom.experiments.events import Observer
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, as_groups, target
-from fedmom.reports import curves, drawing, tables
+from fedmom.reports import curves, differences, drawing, tables
 from fedmom.reports.charts import Grid
 from fedmom.runtimes.base import Scores
 from fedmom.training.evaluation import per_client
@@ -36,8 +37,9 @@ class Run:
     ``fedmom.run`` and ``fedmom.load`` make one.
 
     Args:
-        experiment: The run's parts.
-        result: Its logs.
+        path: The run's folder.
+        build: Returns the run's parts: model, data, algorithm. It is called once something has to
+            be computed.
 
     Examples:
         >>> import tempfile, fedmom
@@ -47,13 +49,18 @@ class Run:
         ('finished', (3,))
     """
 
-    def __init__(self, experiment: Experiment, result: Result) -> None:
-        self.experiment, self.result = experiment, result
+    def __init__(self, path: Path, build: Callable[[], Experiment]) -> None:
+        self.path, self._build = path, build
 
-    @property
-    def path(self) -> Path:
-        """The run's folder."""
-        return self.result.path
+    @functools.cached_property
+    def experiment(self) -> Experiment:
+        """The run's parts, which are built when they are needed."""
+        return self._build()
+
+    @functools.cached_property
+    def result(self) -> Result:
+        """The run's settings and logs, as lists of rows."""
+        return results.read(self.path)
 
     @property
     def status(self) -> str:
@@ -72,15 +79,15 @@ class Run:
 
     @property
     def rounds(self) -> "pd.DataFrame":
-        """One row per round: cohort, loss, norm of the aggregate, seconds, bytes."""
-        return _pandas().DataFrame(list(self.result.rounds))
+        """One row per round: cohort, loss, norm of the aggregate, seconds, bytes, metrics."""
+        rows = [dict(row) for row in self.result.rounds]
+        return _pandas().DataFrame([row | row.pop("metrics", {}) for row in rows])
 
-    @property
     def clients(self) -> "pd.DataFrame":
-        """One row per client: its name, samples, rounds it was asked in, and test metrics.
+        """Evaluate the model on all test samples of every client.
 
-        The metrics are those of the present model on all of the client's test samples, which are
-        evaluated now.
+        Returns:
+            One row per client: its name, samples, rounds it was asked in, and test metrics.
         """
         data = self.experiment.data
         asked = [client for row in self.result.rounds for client in row["cohort"]]
@@ -109,7 +116,7 @@ class Run:
             x: Inputs, one per row, of the shape of the training data's; for a model of text, also
                 a list of strings.
         """
-        return outputs(self.experiment, self.params, x)
+        return prediction.outputs(self.experiment, self.params, x)
 
     def predict(self, x: Any) -> np.ndarray[Any, Any]:
         """Return predictions: the most likely class of every input, or a regression's numbers.
@@ -117,11 +124,41 @@ class Run:
         Args:
             x: Inputs, as for ``outputs``.
         """
-        return predicted(self.experiment, self.outputs(x))
+        return prediction.predicted(self.experiment, self.outputs(x))
+
+    def sample(
+        self, prompt: str = "\n", *, length: int = 400, temperature: float = 0.7, seed: int = 0
+    ) -> str:
+        """Return text that the run's character model has written.
+
+        Args:
+            prompt: How the text begins.
+            length: Characters to write.
+            temperature: Below 1, likely characters become likelier; 0 takes the likeliest.
+            seed: The seed of the draw.
+        """
+        experiment, params = self.experiment, self.params
+        return prediction.write(
+            experiment, params, prompt, length, temperature=temperature, seed=seed
+        )
+
+    def export(self, folder: str | Path | None = None, *, onnx_batch: int | None = None) -> Path:
+        """Write the model as a safetensors file, with a model card and the settings.
+
+        Args:
+            folder: A new folder; by default ``export`` in the run's folder.
+            onnx_batch: Also write an ONNX file, for ``onnx_batch`` inputs in a call.
+
+        Returns:
+            The folder.
+        """
+        path = Path(folder) if folder else self.path / "export"
+        write_model(self.experiment, self.params, self.result, path, onnx_batch)
+        return path
 
     def plot(self) -> "Image":
         """Return a matplotlib figure of the evaluations, which a notebook shows."""
-        return _image([Group(self.experiment.config.algorithm, [self.result])])
+        return _image([Group(self.result.config.algorithm, [self.result])])
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page about the run.
@@ -138,29 +175,37 @@ class Run:
         self,
         *,
         progress: bool = True,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Observer] = (),
         accept_changes: bool = False,
+        runtime: str | None = None,
     ) -> "Run":
-        """Go on until the last round, as if the run had never been stopped.
+        """Run until the last round; the result is the same as without the stop.
 
         Args:
             progress: Show a progress bar.
             callbacks: As for ``fedmom.run``.
-            accept_changes: Go on although data or settings are no longer those that the run was
+            accept_changes: Resume although data or settings are no longer those that the run was
                 started with.
+            runtime: Another runtime than that of the settings, this time.
 
         Returns:
             This run.
         """
+        self._forget()
         self.result = finish(
             self.path,
             self.experiment,
-            progress=progress,
+            Console(quiet=not progress),
             callbacks=callbacks,
             accept_changes=accept_changes,
+            runtime=runtime,
         )
-        self.__dict__.pop("params", None)
         return self
+
+    def _forget(self) -> None:
+        """Forget what was read before the run is resumed."""
+        for name in ("result", "params"):
+            self.__dict__.pop(name, None)
 
     def _test_metrics(self) -> dict[str, Any]:
         runtime = self.experiment.runtime()
@@ -181,12 +226,12 @@ class Run:
         return columns
 
     def __repr__(self) -> str:
-        config = self.experiment.config
+        config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
         return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
 
     def _repr_html_(self) -> str:
-        return _shown({self.experiment.config.algorithm: self.result})
+        return _shown({self.result.config.algorithm: self.result})
 
 
 class Runs(Mapping[str, Run]):
@@ -226,8 +271,27 @@ class Runs(Mapping[str, Run]):
     @property
     def evals(self) -> "pd.DataFrame":
         """The evaluations of all runs, with a column ``run``."""
-        frames = [run.evals.assign(run=name) for name, run in self.items()]
-        return _pandas().concat(frames, ignore_index=True)
+        return _together({name: run.evals for name, run in self.items()})
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """The rounds of all runs, with a column ``run``."""
+        return _together({name: run.rounds for name, run in self.items()})
+
+    @property
+    def findings(self) -> "pd.DataFrame":
+        """One row per pair of algorithms and measure: their difference, paired by seed.
+
+        Columns are the mean difference, its 95 % interval, p corrected by Holm's method for all
+        pairs, and the finding: ahead, behind, equal, not settled, or not enough seeds. It is empty
+        with one seed.
+        """
+        rows = [
+            row
+            for family in differences.families(self._groups())
+            for row in differences.records(family)
+        ]
+        return _pandas().DataFrame(rows, columns=differences.RECORD)
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -244,7 +308,46 @@ class Runs(Mapping[str, Run]):
 
     def plot(self) -> "Image":
         """Return a matplotlib figure of the evaluations; seeds are one curve with its interval."""
-        return _image(as_groups({name: run.result for name, run in self.items()}))
+        return _image(self._groups())
+
+    def resume(
+        self,
+        *,
+        progress: bool = True,
+        callbacks: Sequence[Observer] = (),
+        accept_changes: bool = False,
+        runtime: str | None = None,
+    ) -> "Runs":
+        """Run side by side until the last round. A run that fails does not stop the others.
+
+        Args:
+            progress: Show progress bars.
+            callbacks: As for ``fedmom.run``; they are called on the threads of the runs.
+            accept_changes: As for ``Run.resume``.
+            runtime: As for ``Run.resume``.
+
+        Returns:
+            These runs.
+        """
+        experiments = {name: run.experiment for name, run in self.items()}
+        for run in self.values():
+            run._forget()
+        found, errors = finish_all(
+            self.path,
+            experiments,
+            Console(quiet=not progress),
+            callbacks=callbacks,
+            accept_changes=accept_changes,
+            runtime=runtime,
+        )
+        for name, result in found.items():
+            self[name].result = result
+        for error in errors.values():
+            raise error
+        return self
+
+    def _groups(self) -> list[Group]:
+        return as_groups({name: run.result for name, run in self.items()})
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page about the runs.
@@ -281,19 +384,29 @@ def _last(result: Result) -> dict[str, Any]:
     }
 
 
+def _together(frames: Mapping[str, Any]) -> Any:
+    named = [frame.assign(run=name) for name, frame in frames.items()]
+    return _pandas().concat(named, ignore_index=True)
+
+
 def _image(groups: Sequence[Group]) -> "Image":
-    if "IPython" in sys.modules:  # loading pyplot makes notebooks show figures
-        import matplotlib.pyplot  # noqa: F401
-    return drawing.draw(curves.evaluations(groups))
+    image = drawing.draw(curves.evaluations(groups))
+    # Notebooks ask for this. They would show the figure by itself if pyplot had been used only.
+    image._repr_png_ = functools.partial(_content, image, "png")  # type: ignore[attr-defined]
+    return image
+
+
+def _content(image: "Image", kind: str) -> bytes:
+    content = io.BytesIO()
+    with drawing.quietly():
+        image.savefig(content, format=kind, dpi=150)
+    return content.getvalue()
 
 
 def _shown(found: Mapping[str, Result]) -> str:
     """Return the table and the figure of runs as HTML, for notebooks."""
     groups = as_groups(found)
-    content = io.BytesIO()
-    with drawing.quietly():
-        _image(groups).savefig(content, format="svg")
-    image = content.getvalue().decode().partition("<svg")
+    image = _content(_image(groups), "svg").decode().partition("<svg")
     return f"{_html_table(tables.grid(groups, target(groups)))}<svg{image[2]}"
 
 

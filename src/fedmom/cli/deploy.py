@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fedmom.cli.options import gather, setting_options
-from fedmom.cli.output import OUT, note, stopped
+from fedmom.cli.output import OUT, note
 from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
@@ -98,8 +98,7 @@ def server(folder: Path) -> None:
     try:
         serve(open_deployment(folder), _say)
     except KeyboardInterrupt:
-        stopped("The server has ended. Runs go on from their last checkpoint.")
-        raise
+        raise click.Abort("The server has ended. Runs go on from their last checkpoint.") from None
 
 
 @deploy_commands.command()
@@ -120,8 +119,7 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     try:
         participate(open_device(folder, server), data, client, _say)
     except KeyboardInterrupt:
-        stopped("This device takes part no longer.")
-        raise
+        raise click.Abort("This device takes part no longer.") from None
 
 
 @deploy_commands.command()
@@ -145,8 +143,8 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     try:
         follow(deployment, place, values, _say, note)
     except KeyboardInterrupt:
-        stopped(f"Stopped; nothing is lost. Go on: fedmom deploy run {folder} --out {place}")
-        raise
+        resume = f"fedmom deploy run {folder} --out {place}"
+        raise click.Abort(f"Stopped; nothing is lost. Resume with: {resume}") from None
     _show(place)
 
 

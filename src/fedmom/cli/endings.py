@@ -44,7 +44,8 @@ def told(error: BaseException, *, interrupted: bool = False) -> int:
         The exit code.
     """
     if interrupted or isinstance(error, (KeyboardInterrupt, click.Abort)):
-        output.stopped()
+        said = str(error) if isinstance(error, click.Abort) else ""
+        output.ERR.print(said or "Stopped.", highlight=False)
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):  # whoever read the output has gone: `| head`
         with contextlib.suppress(OSError, ValueError, AttributeError):

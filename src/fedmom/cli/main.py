@@ -18,7 +18,7 @@ COMMANDS = {
     ),
     "resume": (
         "fedmom.cli.run:resume",
-        "Go on with a run, comparison or sweep that was stopped, as if it never had been.",
+        "Resume a stopped run, comparison or sweep; the result is the same as without the stop.",
     ),
     "list": (
         "fedmom.cli.listing:list_",

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmom import data as datasets
-from fedmom.cli.output import OUT, note, page, stopped
+from fedmom.cli.output import OUT, note, page
 from fedmom.core import registry
 from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction import plan
@@ -77,8 +77,7 @@ def paper(
     try:
         made = make(folder, chosen, parts, OUT, train=not no_train, runtime=runtime)
     except KeyboardInterrupt:
-        stopped("Stopped; nothing is lost. Go on with the same command.")
-        raise
+        raise click.Abort("Stopped; nothing is lost. Go on with the same command.") from None
     OUT.print(_summary(made.verdicts))
     if made.progress:
         OUT.print(made.progress)

@@ -7,7 +7,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ class Result:
         versions: The versions that made it.
         stop: "diverged" or "stopped" if it ended before its last round, else "".
         why: The reason, a sentence.
+        error: What was raised when it ended, if this process ran it; None if a callback ended it.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Result:
     versions: Mapping[str, str] | None = None
     stop: str = ""
     why: str = ""
+    error: FedMomError | None = field(default=None, compare=False, repr=False)
 
     @property
     def done(self) -> int:

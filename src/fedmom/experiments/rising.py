@@ -1,13 +1,12 @@
 """A run whose training loss rises: told while there is still time, with a step size to try."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
 from fedmom.core.types import Say
-from fedmom.experiments.build import Experiment
+from fedmom.experiments.events import Event
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
-from fedmom.training.loop import Record
 
 PATIENCE = 3  # evaluations in a row with a loss above the first one's
 FACTOR = 10.0  # to the step size to try
@@ -15,40 +14,27 @@ MOST_NAMED = 5  # runs, in the sentence about several
 
 
 class RisingLoss:
-    """Says once when the training loss has been above its start for several evaluations.
+    """An observer that warns once when the training loss stays above its start.
 
     Args:
+        config: The run's settings.
         say: Told the sentence.
     """
 
-    def __init__(self, say: Say) -> None:
-        self._say, self._first, self._above = say, float("inf"), 0
-        self._config: RunConfig | None = None
+    def __init__(self, config: RunConfig, say: Say) -> None:
+        self._config, self._say, self._first, self._above = config, say, math.inf, 0
 
-    def __enter__(self) -> "RisingLoss":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to tidy up."""
-
-    def begin(self, experiment: Experiment, _round: int) -> None:
-        """Remember the run."""
-        self._config = experiment.config
-
-    def round(self, record: Record) -> None:
-        """Wait for an evaluation: the loss of a round is that of a few clients."""
-
-    def evaluated(self, rows: list[dict[str, Any]]) -> None:
-        """Compare with the first evaluation."""
-        row = next((row for row in rows if row["split"] == "train"), None)
-        if row is None or self._config is None:
+    def __call__(self, event: Event) -> None:
+        """Compare an evaluation with the first one; a round's loss is that of a few clients."""
+        if "train" not in event.evals:
             return
-        if row["round"] == 0:
-            self._first = row["loss"]
-        self._above = self._above + 1 if row["loss"] > self._first else 0
-        if self._above == PATIENCE and row["round"] < self._config.rounds:
+        loss = event.evals["train"]["loss"]
+        if event.round == 0:
+            self._first = loss
+        self._above = self._above + 1 if loss > self._first else 0
+        if self._above == PATIENCE and event.round < self._config.rounds:
             self._say(
-                f"after round {row['round']} the training loss is {row['loss']:.4g}; it began at"
+                f"after round {event.round} the training loss is {loss:.4g}; it began at"
                 f" {self._first:.4g}. {advice(self._config)}"
             )
 

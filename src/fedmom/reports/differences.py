@@ -1,6 +1,7 @@
 """Differences paired over seeds: as tables, and in plain words."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedmom.experiments import pairs
 from fedmom.experiments.pairs import Family, Measure, Pair
@@ -10,6 +11,7 @@ from fedmom.reports.charts import Grid
 from fedmom.reports.tables import NONE
 
 COLUMNS = ("seeds", "difference", f"interval ({PERCENT})", "p (Holm)", "finding")
+RECORD = ("measure", "run", "other", "seeds", "difference", "low", "high", "p", "finding")
 SMALLEST = 0.001  # p-values below it are shown as such
 EQUAL = f"equal within ±{MARGIN:g}"
 LR = "The runs have {}: give each algorithm its own best lr before you conclude (docs/runs.md)."
@@ -62,6 +64,17 @@ def grid(family: Family) -> Grid:
     ours = family.measure
     place = "test-loss" if (ours.split, ours.key) == ("test", "loss") else ours.key
     return Grid(f"differences-{place}", title, (first, *COLUMNS), shown, _note(family))
+
+
+def records(family: Family) -> list[tuple[Any, ...]]:
+    """Return the differences as numbers, in the order of ``RECORD``."""
+    found = []
+    for pair in family.pairs:
+        apart, finding = pair.difference.interval, finding_text(pair.finding, family.measure.better)
+        ends = (None, None) if apart.half is None else (apart.low, apart.high)
+        numbers = (apart.seeds, apart.mean, *ends, pair.p)
+        found.append((family.measure.name, pair.ours, pair.theirs, *numbers, finding))
+    return found
 
 
 def sentence(family: Family) -> str:

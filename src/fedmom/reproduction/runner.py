@@ -1,7 +1,8 @@
 """The plan's runs, each trained once: those that have ended are read, the others are run."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from fedmom.core.files import slug
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.experiments.collection import Outcome, side_by_side
+from fedmom.experiments.events import Event
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
-from fedmom.experiments.sweep import Outcome, side_by_side
 from fedmom.reproduction import plan
 from fedmom.reproduction.measures import Choice, best
 from fedmom.reproduction.plan import LrGrid, PaperTask, Scale
@@ -185,14 +187,14 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
             overall.diverged(by_path[path], result.why)
         cache.keep(by_path[path], result)
 
-    side_by_side(
-        experiments,
-        lambda path, n: overall.advance(by_path[path], n),
-        ended,
-        runtime=runtime,
-    )
+    side_by_side(experiments, [partial(_advance, overall, by_path)], ended, runtime=runtime)
     if failures:  # the others have ended by now, and are kept
         raise failures[0]
+
+
+def _advance(overall: Overall, configs: Mapping[Path, RunConfig], event: Event) -> None:
+    """Count a round, or those that were done before."""
+    overall.advance(configs[event.path], 1 if event.record else event.round)
 
 
 def _has_ended(path: Path, config: RunConfig) -> bool:

@@ -23,6 +23,11 @@ class Pace(Protocol):
     ``timeout`` is how long it waits for the next reply, in seconds; None waits for ever.
     ``rows`` is how many replies a round usually has. ``keeps_late`` says whether replies that
     are not in when a round ends may count in a later one.
+
+    Examples:
+        >>> pace = synchronous(lambda size: lambda seed, round_: np.arange(size), 2)
+        >>> isinstance(pace, Pace), pace.ask(0, 0, frozenset()).tolist(), pace.weight(0)
+        (True, [0, 1], 1.0)
     """
 
     @property
@@ -33,15 +38,29 @@ class Pace(Protocol):
     def keeps_late(self) -> bool: ...  # noqa: D102
 
     def ask(self, seed: int, round_: int, busy: Set[int]) -> Cohort:
-        """Return the clients to ask in a round, while others are busy."""
+        """Return the clients to ask in a round.
+
+        Args:
+            seed: The seed of the run.
+            round_: The round, from 0 on.
+            busy: Clients that were asked before and have not answered yet.
+        """
         ...
 
     def enough(self, replies: int) -> bool:
-        """Tell whether a round has enough replies."""
+        """Return whether a round has enough replies.
+
+        Args:
+            replies: How many are in.
+        """
         ...
 
     def weight(self, staleness: int) -> float:
-        """Return the weight of a reply whose model is so many rounds old."""
+        """Return the weight of a reply.
+
+        Args:
+            staleness: How many rounds old the model is that it comes from.
+        """
         ...
 
 
