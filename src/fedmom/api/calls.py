@@ -286,13 +286,7 @@ def report(
 
 @contextlib.contextmanager
 def new_run(values: Mapping[str, Any], out: Place | None, overwrite: bool = False) -> Iterator[Run]:
-    """Make the folder of a run, and remove it again if the run is refused before it begins.
-
-    Args:
-        values: The settings, without objects.
-        out: The folder; by default a free one below ``runs``.
-        overwrite: Remove the run that it holds.
-    """
+    """Make the folder of a run, and remove it again if the run is refused before it begins."""
     experiment = prepare(schema.parse(values))
     config = experiment.config
     folder = Path(out) if out else free_folder(f"{config.data}-{config.algorithm}")
@@ -307,14 +301,7 @@ def new_run(values: Mapping[str, Any], out: Place | None, overwrite: bool = Fals
 def new_runs(
     configs: Mapping[str, RunConfig], list_name: str, out: Place | None, overwrite: bool = False
 ) -> Iterator[Runs]:
-    """Make the folder of a comparison or sweep, as ``new_run`` does.
-
-    Args:
-        configs: The runs' settings by name.
-        list_name: The file that lists the runs, ``compare.json`` or ``sweep.json``.
-        out: The folder; by default a free one below ``runs``.
-        overwrite: Remove the runs that it holds.
-    """
+    """Make the folder of a comparison or sweep, as ``new_run`` does that of a run."""
     folder = Path(out) if out else free_folder(list_name.removesuffix(".json"))
     made = collection.create(folder, configs, list_name, overwrite=overwrite)
     with removed_if_refused(partial(collection.remove_untouched, folder, made, list_name)):

@@ -28,15 +28,7 @@ def finish(
     say: Say = warn,
     **how: Any,
 ) -> Result:
-    """Run until the last round.
-
-    Args:
-        path: The run's folder.
-        experiment: Its parts.
-        console: Where progress is shown.
-        callbacks: The user's observers.
-        say: Told what the user should know.
-        **how: ``accept_changes`` and ``runtime``, as for ``execute``.
+    """Run until the last round; ``how`` are more arguments of ``execute``.
 
     Raises:
         DivergedError: A value is NaN or infinite. The folder holds all rounds before.
@@ -64,14 +56,6 @@ def finish_all(
     **how: Any,
 ) -> tuple[dict[str, Result], dict[str, FedMomError]]:
     """Run side by side until the last round; a run that fails does not stop the others.
-
-    Args:
-        folder: The folder of all.
-        experiments: The runs' parts, by name.
-        console: Where progress is shown.
-        callbacks: The user's observers, called on the threads of the runs.
-        say: Told what the user should know.
-        **how: ``accept_changes`` and ``runtime``, as for ``execute``.
 
     Returns:
         The results, and the errors of runs that could not be run at all.

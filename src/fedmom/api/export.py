@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,39 +15,26 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import write_atomic
 from fedmom.core.kernels import plain_calls
 from fedmom.core.types import Params
-from fedmom.experiments.build import Experiment
-from fedmom.experiments.results import Result
+
+if TYPE_CHECKING:
+    from fedmom.api.runs import Run
 
 TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
 
 
-def write_model(
-    experiment: Experiment,
-    params: Params,
-    result: Result,
-    folder: Path,
-    onnx_batch: int | None = None,
-) -> None:
-    """Write a run's model, a model card and its settings into a new folder.
-
-    Args:
-        experiment: The run's parts.
-        params: The model's parameters.
-        result: The run's logs.
-        folder: The new folder.
-        onnx_batch: Also write an ONNX file, for ``onnx_batch`` inputs in a call.
-    """
+def write_model(run: "Run", folder: Path, onnx_batch: int | None = None) -> None:
+    """Write a run's model, a model card and its settings into a new folder."""
     from safetensors.numpy import save
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FedMomError(f"{folder} is not an empty folder. Choose another --out.")
-    tensors = named_tensors(params)
-    onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(experiment, params, onnx_batch)}
+    tensors = named_tensors(run.params)
+    onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(run, onnx_batch)}
     files = {
-        TENSORS: save(tensors, {"format": "fedmom", "model": result.config.model}),
+        TENSORS: save(tensors, {"format": "fedmom", "model": run.result.config.model}),
         **onnx,
-        CARD: card(experiment, result, tensors).encode(),
-        SETTINGS: result.config.toml().encode(),
+        CARD: card(run, tensors).encode(),
+        SETTINGS: run.result.config.toml().encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -72,9 +59,9 @@ def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
     }
 
 
-def card(experiment: Experiment, result: Result, tensors: Mapping[str, NDArray[Any]]) -> str:
+def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
     """Return the model card, in Markdown."""
-    data = experiment.data
+    data, result = run.experiment.data, run.result
     size = sum(tensor.size for tensor in tensors.values())
     facts = {
         "data": f"{data.name}: {data.clients:,} clients, {int(data.train.size.sum()):,} training"
@@ -134,20 +121,14 @@ def _step(key: Any) -> str:
     return str(key)
 
 
-def onnx_bytes(experiment: Experiment, params: Params, batch: int) -> bytes:
-    """Return a model as ONNX: inputs ``(batch, ...)`` to outputs, with its parameters.
-
-    Args:
-        experiment: The run's parts.
-        params: The model's parameters.
-        batch: Inputs in a call. The file's shapes are fixed.
-    """
+def onnx_bytes(run: "Run", batch: int) -> bytes:
+    """Return a run's model as ONNX, for inputs of the fixed shape ``(batch, ...)``."""
     try:
         with _quiet():
             from jax2onnx import to_onnx  # type: ignore[import-untyped]
     except ImportError:
         raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
-    model, features = experiment.model, experiment.data.features
+    params, model, features = run.params, run.experiment.model, run.experiment.data.features
     kind = np.int32 if features.kind == "text" else np.float32
     inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
     with _quiet(), plain_calls():

@@ -169,7 +169,7 @@ def _end(outcome: Outcome) -> str:
 
 
 def _score(split: str, row: Mapping[str, Any]) -> str:
-    """Return the first metric of an evaluation, short enough for a line beside a bar."""
+    """Return the first metric of an evaluation, short enough for a line with a bar."""
     name = next(iter(metrics_of(row)), "loss")
     return f"{split} {SHORT.get(name, name)} {row[name]:.3f}"
 

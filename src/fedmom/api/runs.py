@@ -5,7 +5,7 @@ import html
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from rich.console import Console
@@ -31,7 +31,67 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Image
 
 
-class Run:
+class _Results:
+    """What a run and several runs have in common."""
+
+    path: Path
+
+    def _by_name(self) -> dict[str, Result]:
+        raise NotImplementedError
+
+    def _finish(self, console: Console, **how: Any) -> None:
+        raise NotImplementedError
+
+    def resume(
+        self,
+        *,
+        progress: bool = True,
+        callbacks: Sequence[Observer] = (),
+        accept_changes: bool = False,
+        runtime: str | None = None,
+    ) -> Self:
+        """Run until the last round; the result is the same as without the stop.
+
+        Several runs are side by side. One that fails does not stop the others.
+
+        Args:
+            progress: Show progress bars.
+            callbacks: As for ``fedmom.run``.
+            accept_changes: Resume although data or settings have changed since the start.
+            runtime: Another runtime than that of the settings, this time.
+
+        Returns:
+            The same object, with the new results.
+        """
+        how = {"callbacks": callbacks, "accept_changes": accept_changes, "runtime": runtime}
+        self._finish(Console(quiet=not progress), **how)
+        return self
+
+    def plot(self) -> "Image":
+        """Return a matplotlib figure of the evaluations, which a notebook shows.
+
+        Several seeds are one curve with its interval.
+        """
+        return _image(as_groups(self._by_name()))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page about the results.
+
+        Args:
+            out: The page's file; by default report.html in the folder.
+
+        Returns:
+            The page's file.
+        """
+        return write_report([self.path], Path(out) if out else self.path / "report.html")
+
+    def _repr_html_(self) -> str:
+        groups = as_groups(self._by_name())
+        image = _content(_image(groups), "svg").decode().partition("<svg")
+        return f"{_html_table(tables.grid(groups, target(groups)))}<svg{image[2]}"
+
+
+class Run(_Results):
     """One run: its folder, its numbers and its model.
 
     ``fedmom.run`` and ``fedmom.load`` make one.
@@ -153,54 +213,15 @@ class Run:
             The folder.
         """
         path = Path(folder) if folder else self.path / "export"
-        write_model(self.experiment, self.params, self.result, path, onnx_batch)
+        write_model(self, path, onnx_batch)
         return path
 
-    def plot(self) -> "Image":
-        """Return a matplotlib figure of the evaluations, which a notebook shows."""
-        return _image([Group(self.result.config.algorithm, [self.result])])
+    def _by_name(self) -> dict[str, Result]:
+        return {self.result.config.algorithm: self.result}
 
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about the run.
-
-        Args:
-            out: The page's file; by default report.html in the run's folder.
-
-        Returns:
-            The page's file.
-        """
-        return write_report([self.path], Path(out) if out else self.path / "report.html")
-
-    def resume(
-        self,
-        *,
-        progress: bool = True,
-        callbacks: Sequence[Observer] = (),
-        accept_changes: bool = False,
-        runtime: str | None = None,
-    ) -> "Run":
-        """Run until the last round; the result is the same as without the stop.
-
-        Args:
-            progress: Show a progress bar.
-            callbacks: As for ``fedmom.run``.
-            accept_changes: Resume although data or settings are no longer those that the run was
-                started with.
-            runtime: Another runtime than that of the settings, this time.
-
-        Returns:
-            This run.
-        """
+    def _finish(self, console: Console, **how: Any) -> None:
         self._forget()
-        self.result = finish(
-            self.path,
-            self.experiment,
-            Console(quiet=not progress),
-            callbacks=callbacks,
-            accept_changes=accept_changes,
-            runtime=runtime,
-        )
-        return self
+        self.result = finish(self.path, self.experiment, console, **how)
 
     def _forget(self) -> None:
         """Forget what was read before the run is resumed."""
@@ -230,11 +251,8 @@ class Run:
         place = f"{self.result.done} of {config.rounds} rounds"
         return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
 
-    def _repr_html_(self) -> str:
-        return _shown({self.result.config.algorithm: self.result})
 
-
-class Runs(Mapping[str, Run]):
+class Runs(_Results, Mapping[str, Run]):
     """Several runs by name: a comparison or a sweep.
 
     ``fedmom.compare``, ``fedmom.sweep`` and ``fedmom.load`` make one.
@@ -288,7 +306,7 @@ class Runs(Mapping[str, Run]):
         """
         rows = [
             row
-            for family in differences.families(self._groups())
+            for family in differences.families(as_groups(self._by_name()))
             for row in differences.records(family)
         ]
         return _pandas().DataFrame(rows, columns=differences.RECORD)
@@ -306,65 +324,21 @@ class Runs(Mapping[str, Run]):
         }
         return _pandas().DataFrame.from_dict(rows, orient="index")
 
-    def plot(self) -> "Image":
-        """Return a matplotlib figure of the evaluations; seeds are one curve with its interval."""
-        return _image(self._groups())
+    def _by_name(self) -> dict[str, Result]:
+        return {name: run.result for name, run in self.items()}
 
-    def resume(
-        self,
-        *,
-        progress: bool = True,
-        callbacks: Sequence[Observer] = (),
-        accept_changes: bool = False,
-        runtime: str | None = None,
-    ) -> "Runs":
-        """Run side by side until the last round. A run that fails does not stop the others.
-
-        Args:
-            progress: Show progress bars.
-            callbacks: As for ``fedmom.run``; they are called on the threads of the runs.
-            accept_changes: As for ``Run.resume``.
-            runtime: As for ``Run.resume``.
-
-        Returns:
-            These runs.
-        """
+    def _finish(self, console: Console, **how: Any) -> None:
         experiments = {name: run.experiment for name, run in self.items()}
         for run in self.values():
             run._forget()
-        found, errors = finish_all(
-            self.path,
-            experiments,
-            Console(quiet=not progress),
-            callbacks=callbacks,
-            accept_changes=accept_changes,
-            runtime=runtime,
-        )
+        found, errors = finish_all(self.path, experiments, console, **how)
         for name, result in found.items():
             self[name].result = result
         for error in errors.values():
             raise error
-        return self
-
-    def _groups(self) -> list[Group]:
-        return as_groups({name: run.result for name, run in self.items()})
-
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about the runs.
-
-        Args:
-            out: The page's file; by default report.html in the runs' folder.
-
-        Returns:
-            The page's file.
-        """
-        return write_report([self.path], Path(out) if out else self.path / "report.html")
 
     def __repr__(self) -> str:
         return f"<Runs {self.path}: {', '.join(self)}>"
-
-    def _repr_html_(self) -> str:
-        return _shown({name: run.result for name, run in self.items()})
 
 
 def write_report(folders: Sequence[Path], path: Path, goal: float | None = None) -> Path:
@@ -401,13 +375,6 @@ def _content(image: "Image", kind: str) -> bytes:
     with drawing.quietly():
         image.savefig(content, format=kind, dpi=150)
     return content.getvalue()
-
-
-def _shown(found: Mapping[str, Result]) -> str:
-    """Return the table and the figure of runs as HTML, for notebooks."""
-    groups = as_groups(found)
-    image = _content(_image(groups), "svg").decode().partition("<svg")
-    return f"{_html_table(tables.grid(groups, target(groups)))}<svg{image[2]}"
 
 
 def _html_table(grid: Grid) -> str:

@@ -39,13 +39,8 @@ def create(
 ) -> dict[str, Experiment]:
     """Make the folder of a comparison or sweep, with a folder for every run of it.
 
-    The list is written last. Killed before, the same call can be made again.
-
-    Args:
-        folder: The new folder.
-        configs: The runs' settings by name.
-        list_name: The file that lists the runs, ``compare.json`` or ``sweep.json``.
-        overwrite: Remove the runs that the folder holds.
+    The list of the runs, ``list_name``, is written last. Killed before, the same call can be made
+    again.
 
     Returns:
         The experiments, by name.
@@ -61,7 +56,8 @@ def create(
     if overwrite:
         remove(folder)
     for name in experiments:
-        RunFolder(folder / name).remove_untouched()  # left by a kill
+        if (folder / name / "config.toml").exists():  # left by a kill
+            RunFolder(folder / name).remove_untouched()
         RunFolder.check_free(folder / name)
     RunFolder.check_free(folder)
     for name, experiment in experiments.items():
@@ -86,7 +82,7 @@ def remove_untouched(folder: Path, names: Iterable[str], list_name: str) -> None
         (folder / list_name).unlink(missing_ok=True)
         for run in runs:
             run.remove_untouched()
-        with contextlib.suppress(OSError):  # it has files of somebody else's
+        with contextlib.suppress(OSError):  # it has other files
             folder.rmdir()
 
 

@@ -101,7 +101,7 @@ class _Execution:
         """Run from a state to the end."""
         self._done, stop, ended_by = done, ("", ""), None
         try:
-            stop = ("stopped", self._go_on())
+            stop = ("stopped", self._play())
         except (DivergedError, BadReplyError) as error:
             stop = ("diverged" if isinstance(error, DivergedError) else "stopped", str(error))
             ended_by = error
@@ -116,7 +116,7 @@ class _Execution:
         rounds = logs.read(path / ROUNDS).rows if self._is_long else self._rounds
         return Result(path, self._config, self._evals, rounds, versions, *stop, error=ended_by)
 
-    def _go_on(self) -> str:
+    def _play(self) -> str:
         """Do the rounds that are left; return why an observer has ended them, if one has."""
         saved_at = time.monotonic()
         watched: Runtime = self._diagnostics or self._runtime
@@ -150,7 +150,7 @@ class _Execution:
         found = recovery.find(path, fresh, self._config.rounds)
         assert found is not None
         self._restore_runtime(found)
-        self._rounds, self._evals = self._folder.go_on(found, say)
+        self._rounds, self._evals = self._folder.cut_back(found, say)
         done = found.checkpoint.state
         if changes:
             origin.accept(path, done.round, changes, self._config, data)

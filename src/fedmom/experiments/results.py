@@ -192,12 +192,8 @@ class Group:
 def read(path: Path) -> Result:
     """Read the run in a folder."""
     folder = RunFolder.open(path)
-    try:
-        config = folder.settings()
-    except FedMomError as error:
-        raise FedMomError(f"{path / 'config.toml'}: {error}") from None
     evals, rounds = folder.rows(EVALS), folder.rows(ROUNDS)
-    return Result(path, config, evals, rounds, folder.versions(), *folder.stop())
+    return Result(path, folder.settings(), evals, rounds, folder.versions(), *folder.stop())
 
 
 def find(folders: Iterable[Path]) -> list[Result]:
