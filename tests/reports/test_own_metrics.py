@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import fedmom
-from fedmom.api import progress
+from fedmom.api.live_progress import RunProgress, _score
 from fedmom.cli.report import report
 from fedmom.data.federated import FederatedData, Split, aligned
 from fedmom.experiments import build, logs, pairs, settings
@@ -45,8 +45,8 @@ def regression(tmp_path_factory):
     path, data, console = tmp_path_factory.mktemp("runs") / "r", values_of_clients(), io.StringIO()
     values = {"data": "synthetic", "model": "logreg", "rounds": 8, "lr": 0.1, "eval-every": 4}
     experiment = build.prepare(settings.parse({**values, "clients-per-round": 2}), data)
-    watcher = progress.PlainLines(Console(file=console, width=300), "r")
-    execute(RunFolder.create(path, experiment.config), experiment, [watcher])
+    progress = RunProgress(Console(file=console, width=300), {path: experiment})
+    execute(RunFolder.create(path, experiment.config), experiment, [progress])
     return data, read(path), console.getvalue()
 
 
@@ -85,7 +85,7 @@ def test_tables_curves_lines_and_pages_show_them(regression, tmp_path):
     _, run, printed = regression
     last = run.last("test", "mse"), run.last("test", "mae")
     assert f"mse {last[0]:.4f} mae {last[1]:.4f}" in printed.splitlines()[-1]
-    assert progress.score(run.evals[-1]) == f"test mse {last[0]:.3f}"
+    assert _score("test", run.evals[-1]) == f"test mse {last[0]:.3f}"
     groups = [Group("ours", [run])]
     grid = tables.grid(groups, target(groups))
     shown = dict(zip(grid.columns, grid.rows[0], strict=True))
