@@ -27,6 +27,7 @@ Ended = Callable[[Path, Outcome], None]
 JOURNAL = "creation.json"  # earlier versions': what the folder was to hold, while it was made
 # All that FedMom may have written into a folder: what holds anything else is not overwritten.
 OURS = (
+    JOURNAL,
     *("config.toml", "versions.json", "started.json", "changes.jsonl", "rounds.jsonl*"),
     *("evals.jsonl*", "stopped.json", "diverged.json", "theory.json", "devices.json*"),
     *("checkpoint", "tensorboard", "export", "predictions.csv", ".lock", ".*.tmp"),
@@ -68,7 +69,8 @@ def create(
 
 def refuse_journal(folder: Path) -> None:
     """Refuse a folder that an earlier version was making when it was killed."""
-    if (folder / JOURNAL).exists():
+    made = any((folder / name).exists() for name in LISTS)
+    if (folder / JOURNAL).exists() and not made:
         raise FedMomError(
             f"{folder} was not finished: an earlier version of FedMom was stopped while it made the"
             f" folder ({JOURNAL}), before any round. Remove {folder}, and start again."

@@ -1,10 +1,9 @@
-"""Objects in the place of names: each gets a row in its table, under a name of its own.
+"""Lets Python objects stand where settings expect names.
 
-A run's settings are texts, so that a folder says what it holds. An object that stands for one is
-adopted by the table that its name would be looked up in. The folder then says
-``model = "CNN@1f2e3d4c"``, where the digits are the object's fingerprint: another process can go
-on with the run once it has been given an equal object. A function that can be imported is named
-by that, ``@my_nets.cnn``, and is found without help.
+A run's settings are texts, so that a folder says what it holds. An object gets a row in the table
+that its name would be looked up in, and the folder says ``model = "CNN@1f2e3d4c"``, where the
+digits are the object's fingerprint: another process can resume the run with an equal object. A
+function that can be imported is named by its place, ``@my_nets.cnn``, and is found without help.
 """
 
 import functools
