@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedmom.theory import Setting, bad_cases, corrected_fedmom_max_lr, decreasing_fedmom
-from fedmom.theory.problems import random_quadratics, random_waves
-from fedmom.theory.simulation import gradient_squares, simulate
+from fedmom.theory import CORRECTED_FEDMOM, Setting, bad_cases
+from fedmom.theory.problems import gradient_squares, random_quadratics, random_waves, simulate
 
 ERR = Console(stderr=True)
 ROUNDS, RUNS = 60, 64
@@ -59,7 +58,7 @@ def draw(rng: np.random.Generator):
     )
     start = centre + rng.choice([0.0, 0.5, 5.0]) * rng.normal(size=dimension)
     constants = problem.constants(start)
-    lr = corrected_fedmom_max_lr(constants, setting) * rng.choice([1.0, 0.3, 0.05])
+    lr = CORRECTED_FEDMOM.max_lr(constants, setting) * rng.choice([1.0, 0.3, 0.05])
     return problem, constants, setting, start, lr
 
 
@@ -67,7 +66,7 @@ def part_of_bound(training, shape: np.ndarray, seed: int) -> float | None:
     """Return the largest part of its bound that a problem reaches; None if the bound is 0."""
     problem, constants, setting, start, lr = training
     steps = lr * shape
-    bounds = decreasing_fedmom(constants, setting, steps)
+    bounds = CORRECTED_FEDMOM.schedule_bounds(constants, setting, steps)
     if not bounds[-1] > 1e-12:
         return None
     models = simulate(problem, setting, steps, ROUNDS, start, runs=RUNS, seed=seed)[:-1]

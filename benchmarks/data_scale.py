@@ -19,8 +19,8 @@ from rich.progress import track
 from rich.table import Table
 
 import fedmom
-from fedmom.data.packer import Packer
-from fedmom.data.store import open_store
+from fedmom.data.store.reader import open_store
+from fedmom.data.store.writer import Packer
 
 FEATURES = fedmom.Features("vector", (8,), 2)
 SAMPLES = 50  # of a client
@@ -60,17 +60,15 @@ def measure(folder: Path) -> dict[str, float]:
         began = time.perf_counter()
         data = open_store(folder)
         times["open"].append(time.perf_counter() - began)
-    samples = data.train.size
-    pace = fedmom.synchronous(fedmom.uniform(samples), 10)
+    pace = fedmom.synchronous(10)
     for t in range(200):
         began = time.perf_counter()
-        pace.ask(0, t, set())
+        pace.ask(0, t, data.train.size, set())
         times["cohort"].append(time.perf_counter() - began)
     model = fedmom.build_model("logreg", data.features)
-    algorithm = fedmom.Algorithm(fedmom.fedmom())
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.1, steps=5), algorithm)
-    start = fedmom.start(model, algorithm)
-    loop = fedmom.train(start, runtime, algorithm, pace=pace, samples=samples, rounds=220)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedmom(), fedmom.LocalWork(lr=0.1, steps=5))
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
+    loop = fedmom.train(runtime, pace=pace, rounds=220)
     times["round"] = [record.seconds for _, record in loop][20:]
     return {name: 1000 * statistics.median(values) for name, values in times.items()}
 

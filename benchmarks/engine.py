@@ -215,7 +215,7 @@ def measure(
 ) -> Results:
     """Run everything; a run that fails leaves nan, so that repeats stay side by side.
 
-    What is measured so far is kept after every run: whoever stops it loses nothing.
+    What is measured so far is kept after every run: stopping it loses nothing.
     """
     results: Results = {p.label: {} for p in peers}
     plan = [list(tasks(peers, seconds, r)) for r in range(repeats)]
@@ -343,7 +343,7 @@ def machine() -> str:
 
 
 def write_docs(record: dict, results: Results) -> None:
-    """Put the results into docs/performance.md, and the figure beside it."""
+    """Put the results into docs/performance.md, and the figure next to it."""
     about = "\n".join(f"- {k}: {v}" for k, v in record["versions"].items())
     pages.write_section(
         "results",

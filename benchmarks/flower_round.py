@@ -1,4 +1,4 @@
-"""A trivial round on three real nodes of this machine: FedMom's app beside Flower's own FedAvg.
+"""A trivial round on three real nodes of this machine: FedMom's app and Flower's own FedAvg.
 
     pip install -e '.[flower]'
     python benchmarks/flower_round.py --rounds 8
@@ -20,7 +20,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedmom.flower import programs
+from fedmom.flower import launch
 from fedmom.flower.control import Control
 from fedmom.flower.layout import create, open_device
 
@@ -83,13 +83,13 @@ def nodes(stack, deployment, kind):
     """Start three nodes, by Flower's program or by ours."""
     for number in (1, 2, 3):
         device = open_device(deployment.path / "devices" / f"device-{number}")
-        port = programs.free_port()
-        command = programs.supernode(device, port, DATA, str(number - 1))
+        port = launch.free_port()
+        command = launch.supernode(device, port, DATA, str(number - 1))
         if kind == "flower-supernode":
             flower = [sys.executable, "-c", "from flwr.supernode.cli import *; flower_supernode()"]
             command = [*flower, *command[command.index("--superlink") :]]
-        env = programs.environment(device.path / "flwr", FEDMOM_CACHE=str(device.path / "cache"))
-        stack.enter_context(programs.running(command, device.path / "log", env, device.path))
+        env = launch.environment(device.path / "flwr", FEDMOM_CACHE=str(device.path / "cache"))
+        stack.enter_context(launch.running(command, device.path / "log", env, device.path))
 
 
 def wait(condition):
@@ -124,14 +124,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     rounds = parser.parse_args().rounds
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends it ends the nodes, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ending it ends the nodes, too
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder)
-        deployment = create(place / "fl", f"127.0.0.1:{programs.free_port()}", 3)
-        env = programs.environment(deployment.server / "flwr")
+        deployment = create(place / "fl", f"127.0.0.1:{launch.free_port()}", 3)
+        env = launch.environment(deployment.server / "flwr")
         log = deployment.server / "log"
-        command = programs.superlink(deployment)
-        stack.enter_context(programs.running(command, log, env, deployment.path))
+        command = launch.superlink(deployment)
+        stack.enter_context(launch.running(command, log, env, deployment.path))
         peer = peer_app(place / "peer" / "app", deployment.app)
         with Control(deployment) as control:
             wait(control.is_up)
@@ -148,7 +148,7 @@ def main():
                 base = base or theirs
                 print(f"{kind:24}{theirs:16.2f}{ours:12.2f}", flush=True)
                 wait(lambda: not any(node.online for node in control.nodes()))
-            print(f"FedMom as deployed / Flower's app as it comes: {ours / base:.2f}")
+            print(f"FedMom as deployed / Flower's stock app: {ours / base:.2f}")
 
 
 if __name__ == "__main__":

@@ -58,20 +58,13 @@ def population() -> fedmom.FederatedData:
 
 
 def measure(data: fedmom.FederatedData, name: str, steps: int, per_call: int) -> Cost:
-    """Play rounds with so many clients in a call; the first ones compile."""
+    """Play rounds with ``per_call`` clients in a call; the first ones compile."""
     model = fedmom.build_model(name, data.features)
-    algorithm = fedmom.Algorithm(fedmom.fedavg())
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=steps), algorithm)
+    work = fedmom.LocalWork(lr=0.01, steps=steps)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
     local.SHORT, local.at_once = 0, lambda *_: per_call
-    samples = data.train.size
-    rounds = fedmom.train(
-        fedmom.start(model, algorithm),
-        runtime,
-        algorithm,
-        pace=fedmom.synchronous(fedmom.uniform(samples), PER_ROUND),
-        samples=samples,
-        rounds=ROUNDS + 2,
-    )
+    rounds = fedmom.train(runtime, pace=fedmom.synchronous(PER_ROUND), rounds=ROUNDS + 2)
     for _ in range(2):
         next(rounds)
     threads = [time.pthread_getcpuclockid(thread.ident) for thread in runtime._pool._threads]

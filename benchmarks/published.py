@@ -3,7 +3,7 @@
 The tasks are those of the table in FLUTE's README (github.com/microsoft/msrflute): FedAvg, 10
 clients in a round, one local epoch of SGD. Logistic regression on MNIST is run whole, in a new
 process, first compiling and then with its programs kept; Flower's simulation does the same work
-on the same clients beside it. FEMNIST and Shakespeare are run for some rounds, with FLUTE's nets
+on the same clients. FEMNIST and Shakespeare are run for some rounds, with FLUTE's nets
 and as many steps as an epoch of an average client has, on the data that is at hand; the
 published number of rounds is extrapolated from those after the first. FLUTE's times are of its
 authors' machines. A task is run if its data is given (``--mnist``, ``--femnist``,
@@ -128,7 +128,7 @@ def mnist(images: str, folder: Path, *, flower: bool) -> list[list[str]]:
 
 
 def _flower(store: Path, folder: Path, warm: float) -> list[str]:
-    from fedmom.data.store import open_store
+    from fedmom.data.store.reader import open_store
 
     fault = engine.make_environment("flower")
     if fault:
@@ -170,17 +170,11 @@ def part(name: str, data: str) -> list[str]:
 
     task, population = PARTS[name], fedmom.load_data(data)
     model = getattr(flute_nets, task.net)(population)
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
     steps = task.steps(population.train.size)
     work = fedmom.LocalWork(lr=task.lr, steps=steps, batch_size=task.batch)
-    rounds = fedmom.train(
-        fedmom.start(model, method),
-        fedmom.LocalRuntime(population, model, work, method),
-        method,
-        pace=fedmom.synchronous(fedmom.uniform(population.train.size), PER_ROUND),
-        samples=population.train.size,
-        rounds=1 + task.measured,
-    )
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), work, rule=fedmom.mean("cohort"))
+    runtime = fedmom.LocalRuntime(fedmom.Workload(population, model, method))
+    rounds = fedmom.train(runtime, pace=fedmom.synchronous(PER_ROUND), rounds=1 + task.measured)
     each = statistics.mean([record.seconds for _, record in rounds][1:])
     return [
         f"{task.name}, {population.clients} clients, H={steps}",

@@ -2,7 +2,7 @@
 
 Measures the constants of a round on this machine, simulates rounds with them, and checks the
 simulation: what it predicts for two actors, from constants that were measured without them, is
-printed beside what two actors do, in turn. Then it simulates clusters that are not at hand.
+printed next to what two actors do, in turn. Then it simulates clusters that are not at hand.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def constants_of(data, watch: Watch) -> Constants:
 
 
 def driver_seconds(data, actors: int, rounds: int = 15) -> float:
-    """Return the driver's own CPU time for a round with so many actors, a client each."""
+    """Return the driver's own CPU time for a round with ``actors`` actors, a client each."""
     run = Rounds(f"ray, {actors} actors", actors, data)
     run.seconds(3)
     began = time.process_time()
@@ -175,7 +175,7 @@ def rates_of_two(data) -> dict[int, float]:
 
 
 def check(constants: Constants, measured: list[dict[int, float]]) -> list[list[str]]:
-    """Return what is predicted for two actors on two cores beside what they do."""
+    """Return what is predicted for two actors on two cores, and what they do."""
     rows = []
     for size in SIZES:
         found = statistics.median(rates[size] for rates in measured)

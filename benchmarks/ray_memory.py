@@ -20,10 +20,8 @@ from rich.table import Table
 
 import fedmom
 from fedmom.core.compilation import prepare_process
-from fedmom.data.packer import Packer
-from fedmom.runtimes.base import Workload
+from fedmom.data.store.writer import Packer
 from fedmom.runtimes.cluster import connect
-from fedmom.runtimes.cluster.runtime import RayRuntime
 
 FEATURES, CLASSES, SAMPLES = 16, 10, 2
 COLUMNS = ["round", "driver, MB", "an actor, MB", "object store, MB", "ms a round"]
@@ -78,19 +76,12 @@ def object_store_mb() -> float:
 def rows_of(data: fedmom.FederatedData, per_round: int, rounds: int) -> list[Row]:
     """Train, and return the memory after every tenth of the rounds."""
     model = fedmom.build_model("logreg", data.features)
-    method = fedmom.Algorithm(fedmom.fedmom(), rule=fedmom.mean("cohort"))
-    workload = Workload(data, model, fedmom.LocalWork(lr=0.01, steps=2), method)
-    runtime = RayRuntime(workload, actors=2, sums=True)
+    work = fedmom.LocalWork(lr=0.01, steps=2)
+    method = fedmom.Algorithm(fedmom.servers.fedmom(), work, rule=fedmom.mean("cohort"))
+    runtime = fedmom.RayRuntime(fedmom.Workload(data, model, method), actors=2)
     actor, every, rows = runtime.actors()[0][1], max(1, rounds // 10), []
     began = time.perf_counter()
-    for _, record in fedmom.train(
-        fedmom.start(model, method),
-        runtime,
-        method,
-        pace=fedmom.synchronous(fedmom.uniform(data.train.size), per_round),
-        samples=data.train.size,
-        rounds=rounds,
-    ):
+    for _, record in fedmom.train(runtime, pace=fedmom.synchronous(per_round), rounds=rounds):
         if record.round % every == 0:
             took = 1000 * (time.perf_counter() - began) / every
             memory = resident_mb(os.getpid()), resident_mb(actor), object_store_mb()

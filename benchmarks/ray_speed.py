@@ -28,9 +28,7 @@ from rich.table import Table
 
 import fedmom
 from fedmom.core.compilation import prepare_process
-from fedmom.runtimes.base import Workload
 from fedmom.runtimes.cluster import connect
-from fedmom.runtimes.cluster.runtime import RayRuntime
 
 WORK = "lenet"
 STEPS = w.WORKS[WORK].steps
@@ -48,7 +46,7 @@ HELD: dict[int, int] = {}  # cores of actors, by their processes
 COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
-def hold_to_cores(runtime: RayRuntime) -> None:
+def hold_to_cores(runtime: fedmom.RayRuntime) -> None:
     """Give each actor one core, in turn, with all of its threads. Runs share actors."""
     cores = sorted(os.sched_getaffinity(0))
     for _, process in sorted(runtime.actors()):
@@ -65,26 +63,19 @@ class Rounds:
         self, way: str, size: int, data: fedmom.FederatedData, workers: int | None = None
     ) -> None:
         model = fedmom.build_model("lenet5", data.features)
-        method = fedmom.Algorithm(fedmom.fedavg(data.clients / size), rule=fedmom.mean())
         work = fedmom.LocalWork(lr=w.LR, steps=STEPS)
+        method = fedmom.Algorithm(fedmom.servers.fedavg(data.clients / size), work)
+        workload = fedmom.Workload(data, model, method)
         if way == "local":
-            runtime = fedmom.LocalRuntime(data, model, work, method, workers=workers)
+            runtime = fedmom.LocalRuntime(workload, workers=workers)
         else:
-            workload = Workload(data, model, work, method, cohort=size)
-            runtime = RayRuntime(workload, actors=int(way.split()[1]), sums=True)
+            runtime = fedmom.RayRuntime(workload, actors=int(way.split()[1]))
             hold_to_cores(runtime)
         self.runtime = runtime
-        self._rounds = fedmom.train(
-            fedmom.start(model, method),
-            runtime,
-            method,
-            pace=fedmom.synchronous(fedmom.uniform(data.train.size), size),
-            samples=data.train.size,
-            rounds=1_000_000,
-        )
+        self._rounds = fedmom.train(runtime, pace=fedmom.synchronous(size), rounds=1_000_000)
 
     def seconds(self, rounds: int) -> float:
-        """Return how long so many rounds take."""
+        """Return how long some rounds take."""
         began = time.perf_counter()
         for _ in range(rounds):
             state, _ = next(self._rounds)

@@ -4,7 +4,7 @@ Trains LeNet-5 on random images in packed stores, and prints milliseconds per cl
 more clients in the population (K), more clients in a round (M) and more local steps (H), each as
 a ratio to the base case; the peak memory of each; the rounds per second of the smallest work
 there is (logistic regression, one step each of two clients, on Synthetic(1, 1) and on the
-images); and what an evaluation costs beside its bare forward pass. Every measurement is a
+images); and what an evaluation costs against its bare forward pass. Every measurement is a
 process of its own, and the repeats alternate.
 """
 
@@ -27,8 +27,8 @@ from rich.table import Table
 
 import fedmom
 from fedmom.data.batches import reader
-from fedmom.data.packer import Packer
-from fedmom.data.store import open_store
+from fedmom.data.store.reader import open_store
+from fedmom.data.store.writer import Packer
 from fedmom.runtimes.scoring import CHUNK
 
 ERR = Console(stderr=True)
@@ -97,17 +97,11 @@ def measure(folder: str, case: Case) -> Cost:
     """Train in this process, and return what it took once all is compiled."""
     data = fedmom.load_data(case.data) if case.data else open_store(Path(folder))
     model = fedmom.build_model(case.model, data.features)
-    algorithm = fedmom.Algorithm(fedmom.fedavg(learning_rate=case.k / case.m))
     work = fedmom.LocalWork(lr=0.001, steps=case.h)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(learning_rate=case.k / case.m), work)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
     rounds = max(2, CLIENT_STEPS // (case.m * case.h))
-    loop = fedmom.train(
-        fedmom.start(model, algorithm),
-        fedmom.LocalRuntime(data, model, work, algorithm),
-        algorithm,
-        pace=fedmom.synchronous(fedmom.uniform(data.train.size), case.m),
-        samples=data.train.size,
-        rounds=rounds + WARM_UP,
-    )
+    loop = fedmom.train(runtime, pace=fedmom.synchronous(case.m), rounds=rounds + WARM_UP)
     for _ in range(WARM_UP):
         next(loop)
     began = time.perf_counter()
@@ -127,7 +121,8 @@ def evaluation(name: str) -> float:
     data = fedmom.load_data(EVALUATED[name])
     model = fedmom.build_model(name, data.features)
     params = model.init(jax.random.key(0))
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1))
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), fedmom.LocalWork(steps=1))
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
     split = data.train
     rows = np.concatenate(
         [np.arange(b, b + n) for b, n in zip(split.start, split.size, strict=True)]

@@ -1,6 +1,6 @@
 """How long do short commands take? Run: python benchmarks/startup.py [--repeats 7]
 
-Times commands that need neither JAX nor matplotlib beside `python -c pass`, each in a process of
+Times commands that need neither JAX nor matplotlib against `python -c pass`, each in a process of
 its own. The repeats alternate. Prints medians, and the median of the ratios to `python -c pass`
 within each repeat.
 """
@@ -36,7 +36,7 @@ def seconds(arguments: list[str]) -> float:
 
 
 def measure(repeats: int) -> dict[str, list[float]]:
-    """Time all commands in turn, so many times; a first turn, which fills caches, is left out."""
+    """Time all commands in turn, ``repeats`` times, after one that fills caches."""
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for turn in track(range(repeats + 1), "measuring", console=ERR, disable=not ERR.is_terminal):
         for name, arguments in COMMANDS.items():

@@ -1,12 +1,12 @@
-"""The default step sizes: every algorithm on the datasets that come along, at a ladder of γ.
+"""The default learning rates: every algorithm on the datasets that come along, at a ladder of γ.
 
     python benchmarks/step_sizes.py runs/step-sizes            # all of it, about an hour
     python benchmarks/step_sizes.py runs/step-sizes synthetic  # one dataset, a few minutes
 
 All other settings are the defaults of `fedmom run`. What counts is the training loss after the last
-round, a mean over two seeds that no table of the documentation reports. The ladder goes on until
+round, a mean over two seeds that no table of the documentation reports. The ladder continues until
 both of its ends are worse, and the smallest γ within 2 % of the lowest loss is taken. What is
-printed is what ``fedmom.experiments.step_sizes`` holds. A sweep that was stopped goes on.
+printed is what ``fedmom.experiments.step_sizes`` holds. A sweep that was stopped is resumed.
 """
 
 import math

@@ -66,12 +66,11 @@ def populations(folder, table):
 def accuracy(data):
     """Train logistic regression by FedAvg, and return its accuracy on the test samples."""
     model = fedmom.build_model("logreg", data.features)
-    algorithm = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.1, steps=10), algorithm)
-    pace = fedmom.synchronous(fedmom.uniform(data.train.size), min(5, data.clients))
-    start = fedmom.start(model, algorithm)
-    rounds = fedmom.train(start, runtime, algorithm, pace=pace, samples=data.train.size, rounds=20)
-    *_, (state, _) = rounds
+    work, rule = fedmom.LocalWork(lr=0.1, steps=10), fedmom.mean("cohort")
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work, rule=rule)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
+    pace = fedmom.synchronous(min(5, data.clients))
+    *_, (state, _) = fedmom.train(runtime, pace=pace, rounds=20)
     return fedmom.evaluate(runtime, state.params, "test").accuracy
 
 

@@ -8,8 +8,7 @@ paper's option II. To use it by name, `fedmom run --algorithm scaffold:share=0.3
 package an entry point in the group "fedmom.algorithms": scaffold = "own_method:scaffold".
 """
 
-import jax
-import jax.numpy as jnp
+from optax import tree
 
 import fedmom
 
@@ -19,27 +18,20 @@ def scaffold(learning_rate: float = 1.0, *, share: float) -> fedmom.Algorithm:
 
     def run(broadcast, c_k, problem, key):
         w, c = broadcast
-
-        def correct(gradient, _w):
-            return jax.tree.map(lambda g, own, mean: g - own + mean, gradient, c_k, c)
-
-        end, loss = problem.train(w, key, correct)
-        delta = jax.tree.map(jnp.subtract, w, end)
-        path = problem.steps * problem.lr
-        new = jax.tree.map(lambda own, mean, d: own - mean + d / path, c_k, c, delta)
-        return (delta, jax.tree.map(jnp.subtract, new, c_k)), new, {"loss": loss}
+        correction = tree.sub(c, c_k)
+        end, loss = problem.train(w, key, lambda gradient, _w: tree.add(gradient, correction))
+        delta = tree.sub(w, end)
+        new = tree.sub(tree.scale(1 / (problem.steps * problem.lr), delta), correction)
+        metrics = {"loss": loss, "correction": tree.norm(correction)}
+        return (delta, tree.sub(new, c_k)), new, metrics
 
     def step(aggregate, c, w):
         delta, change = aggregate
-        w = jax.tree.map(lambda w, d: w - learning_rate * d, w, delta)
-        return w, jax.tree.map(lambda c, d: c + share * d, c, change)
-
-    def zeros(tree):
-        return jax.tree.map(jnp.zeros_like, tree)
+        return tree.add_scale(w, -learning_rate, delta), tree.add_scale(c, share, change), {}
 
     return fedmom.Algorithm(
-        server=fedmom.Server(init=zeros, step=step, broadcast=lambda w, c: (w, c)),
-        client=fedmom.Client(run, init=lambda broadcast: zeros(broadcast[0])),
+        fedmom.Server(init=tree.zeros_like, step=step, broadcast=lambda w, c: (w, c)),
+        client=fedmom.Client(run, init=lambda broadcast: tree.zeros_like(broadcast[1])),
         rule=fedmom.mean("uniform"),
     )
 
@@ -47,12 +39,11 @@ def scaffold(learning_rate: float = 1.0, *, share: float) -> fedmom.Algorithm:
 if __name__ == "__main__":
     data = fedmom.load_data("synthetic:clients=30")
     model = fedmom.build_model("logreg", data.features)
-    pace = fedmom.synchronous(fedmom.uniform(data.train.size), 10)
+    work = fedmom.LocalWork(lr=0.01, steps=20)
     for name, method in {
-        "FedAvg": fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform")),
+        "FedAvg": fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("uniform")),
         "SCAFFOLD": scaffold(share=10 / data.clients),
     }.items():
-        runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=20), method)
-        start, options = fedmom.start(model, method), {"samples": data.train.size, "rounds": 100}
-        *_, (state, _) = fedmom.train(start, runtime, method, pace=pace, **options)
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, method._replace(work=work)))
+        *_, (state, _) = fedmom.train(runtime, pace=fedmom.synchronous(10), rounds=100)
         print(name, fedmom.evaluate(runtime, state.params, "train"))

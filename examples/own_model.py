@@ -61,17 +61,12 @@ def from_nnx(features):
 
 def main():
     data = fedmom.load_data("synthetic:clients=10")
-    algorithm = fedmom.Algorithm(fedmom.fedmom(momentum=0.9))
     work = fedmom.LocalWork(lr=0.005, steps=10)
-    samples = data.train.size
-    pace = fedmom.synchronous(fedmom.uniform(samples), data.clients)  # everybody, every round
+    algorithm = fedmom.Algorithm(fedmom.servers.fedmom(momentum=0.9), work)
+    pace = fedmom.synchronous(data.clients)  # everybody, every round
     for make in (plain, from_linen, from_nnx):
-        model = make(data.features)
-        runtime = fedmom.LocalRuntime(data, model, work, algorithm)
-        start = fedmom.start(model, algorithm)
-        for state, record in fedmom.train(
-            start, runtime, algorithm, pace=pace, samples=samples, rounds=60
-        ):
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, make(data.features), algorithm))
+        for state, record in fedmom.train(runtime, pace=pace, rounds=60):
             if record.round % 20 == 0:
                 metrics = fedmom.evaluate(runtime, state.params, "test")
                 print(f"{make.__name__} round {record.round}: accuracy {metrics.accuracy:.3f}")

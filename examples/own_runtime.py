@@ -1,9 +1,11 @@
-"""A runtime of one's own: the clients train with PyTorch, the server stays as it is.
+"""Your own runtime: the clients train with PyTorch, the server stays as it is.
 
     pip install torch
     python examples/own_runtime.py
 
-The loop asks clients and takes their replies in blocks; it does not care what computed them.
+The loop asks clients and takes their replies in blocks; it does not care what computed them. These
+clients do plain local training by SGD. `runs_method = False` says so: the loop then refuses an
+algorithm with a client or stages of its own, instead of leaving them out silently.
 """
 
 from collections import deque
@@ -17,12 +19,18 @@ import fedmom
 class TorchRuntime:
     """Trains a linear softmax classifier by SGD in PyTorch, one client after another."""
 
+    runs_method = False
     splits = ("train", "test")
 
-    def __init__(self, data, *, lr, steps, batch_size, seed=0):
-        self._data, self._lr, self._steps, self._batch = data, lr, steps, batch_size
-        self._seed = seed
+    def __init__(self, workload):
+        self.workload = workload
         self._asked = deque()  # (client, round, parameters)
+
+    def prepare(self, cohort, *, sums):
+        """Nothing is compiled, and replies are sent one by one."""
+
+    def block_sizes(self, round_, clients, broadcast):  # noqa: ARG002
+        return [1] * len(clients)
 
     def ask(self, round_, clients, broadcast):
         self._asked.extend((client, round_, broadcast) for client in clients.tolist())
@@ -32,10 +40,8 @@ class TorchRuntime:
             client, round_, params = self._asked.popleft()
             update, loss = self._train(client, round_, params)
             rows = [{name: array[None] for name, array in update.items()}]  # stacked: one row
-            samples = self._data.train.size[[client]]
-            yield fedmom.Block(
-                np.array([client]), rows, samples, {"loss": np.array([loss])}, round_
-            )
+            samples, metrics = self._sizes("train")[[client]], {"loss": np.array([loss])}
+            yield fedmom.Block(np.array([client]), rows, samples, metrics, round_)
 
     def under_way(self):
         return [(client, round_) for client, round_, _ in self._asked]
@@ -44,7 +50,7 @@ class TorchRuntime:
         self._asked.clear()
 
     def evaluate(self, params, split, budget=None):  # noqa: ARG002
-        sizes = self._data.split(split).size
+        sizes = self._sizes(split)
         present = np.flatnonzero(sizes)
         sums = {"loss": [], "accuracy": []}
         for client in present:
@@ -72,11 +78,12 @@ class TorchRuntime:
         w, b = self._tensors(params)
         start = w.clone(), b.clone()
         x, y = self._samples(client, "train")
-        rng = np.random.default_rng((self._seed, round_, client))  # as every client must draw
-        optimizer = torch.optim.SGD([w.requires_grad_(), b.requires_grad_()], lr=self._lr)
+        rng = np.random.default_rng((self.workload.seed, round_, client))  # as clients must draw
+        work = self.workload.work
+        optimizer = torch.optim.SGD([w.requires_grad_(), b.requires_grad_()], lr=work.lr)
         losses = []
-        for _ in range(self._steps):
-            rows = torch.from_numpy(rng.integers(0, len(y), self._batch))
+        for _ in range(work.count(round_, len(y))):
+            rows = torch.from_numpy(rng.integers(0, len(y), work.batch_size))
             loss = torch.nn.functional.cross_entropy(self._logits(x[rows], w, b), y[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -85,10 +92,14 @@ class TorchRuntime:
         update = {"w": start[0] - w.detach(), "b": start[1] - b.detach()}
         return {name: tensor.numpy() for name, tensor in update.items()}, np.mean(losses)
 
+    def _sizes(self, split):
+        return self.workload.data.split(split).size
+
     def _samples(self, client, split):
-        part = self._data.split(split)
+        data = self.workload.data
+        part = data.split(split)
         rows = slice(part.start[client], part.start[client] + part.size[client])
-        x, y = self._data.arrays["x"][rows], self._data.arrays["y"][rows]
+        x, y = data.arrays["x"][rows], data.arrays["y"][rows]
         return torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.long)
 
     @staticmethod
@@ -104,10 +115,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)  # a model this small gains nothing from more
     data = fedmom.load_data("synthetic:clients=30")
     model = fedmom.build_model("logreg", data.features)  # only its first parameters are used
-    method = fedmom.Algorithm(fedmom.fedmom(learning_rate=data.clients / 10, momentum=0.9))
-    runtime = TorchRuntime(data, lr=0.005, steps=10, batch_size=10)
-    pace = fedmom.synchronous(fedmom.uniform(data.train.size), 10)
-    start, options = fedmom.start(model, method), {"samples": data.train.size, "rounds": 50}
-    for state, record in fedmom.train(start, runtime, method, pace=pace, **options):
+    server = fedmom.servers.fedmom(learning_rate=data.clients / 10, momentum=0.9)
+    method = fedmom.Algorithm(server, fedmom.LocalWork(lr=0.005, steps=10, batch_size=10))
+    runtime = TorchRuntime(fedmom.Workload(data, model, method))
+    for state, record in fedmom.train(runtime, pace=fedmom.synchronous(10), rounds=50):
         if record.round % 25 == 0:
             print(record.round, fedmom.evaluate(runtime, state.params, "test"))

@@ -53,6 +53,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+import fedmom  # noqa: E402
 from fedmom import from_arrays  # noqa: E402
 from fedmom.data.federated import aligned  # noqa: E402
 
@@ -152,3 +153,9 @@ def population(sizes, dimension=4, classes=3, seed=0, test_sizes=None):
     room = -(-len(ids) // ROWS) * ROWS
     arrays = {n: aligned(np.resize(a, (room, *a.shape[1:]))) for n, a in data.arrays.items()}
     return dataclasses.replace(data, arrays=arrays)
+
+
+def workload_of(data, model, work, algorithm=None, seed=0):
+    """What is run: an algorithm (by default FedAvg) with this local work."""
+    algorithm = algorithm or fedmom.Algorithm(fedmom.servers.fedavg())
+    return fedmom.Workload(data, model, algorithm._replace(work=work), seed)

@@ -22,7 +22,8 @@ from fedmom.experiments import settings, sweep
 ROOT = Path(__file__).parents[1]
 CHANGES = ROOT / "CHANGELOG.md"  # names what was before, too
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ARCHITECTURE = ROOT / "docs" / "architecture.md"  # its package of two files has a test of its own
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+EXTENDING = ROOT / "docs" / "extending.md"  # its package of two files has its own test
 # Pages whose blocks go on from one to the next; tests/test_site.py runs them.
 SESSIONS = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "callbacks.md"]
 
@@ -34,7 +35,7 @@ def code(page, language):
 
 def blocks(language):
     """All code blocks of a language, with the page each is on."""
-    pages = [page for page in PAGES if page not in (ARCHITECTURE, *SESSIONS)]
+    pages = [page for page in PAGES if page not in (EXTENDING, *SESSIONS)]
     found = [(page.name, text) for page in pages for text in code(page, language)]
     return [pytest.param(text, id=f"{name}-{i}") for i, (name, text) in enumerate(found)]
 
@@ -173,10 +174,10 @@ def test_settings_are_settings(block):
 
 @pytest.mark.slow  # tests/core/test_registry.py has another, every time
 def test_a_package_of_your_own(tmp_path):
-    """The architecture page's package, as pip would install it, on the command line and resumed."""
-    (project,) = map(tomllib.loads, code(ARCHITECTURE, "toml"))
-    (module,) = code(ARCHITECTURE, "python")
-    (line,) = code(ARCHITECTURE, "sh")
+    """The package of docs/extending.md as pip would install it, on the command line and resumed."""
+    (project,) = map(tomllib.loads, code(EXTENDING, "toml"))
+    (module,) = code(EXTENDING, "python")
+    (line,) = code(EXTENDING, "sh")
     (tmp_path / "my_methods.py").write_text(module)
     installed = tmp_path / "my_methods-0.1.dist-info"
     installed.mkdir()
@@ -230,7 +231,9 @@ def test_files_that_are_named_are_there():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (contract,) = project["tool"]["importlinter"]["contracts"]
     layers = "|".join(name.removeprefix("fedmom.") for name in contract["layers"])
-    below = re.findall(rf"`((?:{layers})/[\w/.]*)`", ARCHITECTURE.read_text())
+    below = re.findall(
+        rf"`((?:{layers})/[\w/.]*)`", ARCHITECTURE.read_text() + EXTENDING.read_text()
+    )
     assert len(below) > 20
     for path in below:
         assert (ROOT / "src" / "fedmom" / path).exists(), path
@@ -239,7 +242,7 @@ def test_files_that_are_named_are_there():
 def test_names_that_are_named_are_there():
     for page in PAGES:
         for name in re.findall(r"`fedmom(\.[A-Za-z_.]+\w)", page.read_text()):
-            group = page == ARCHITECTURE and name.count(".") == 1 and name.endswith("s")
+            group = page == EXTENDING and name.count(".") == 1 and name.endswith("s")
             if not group:  # those of entry points are no modules
                 resolve_name(f"fedmom{name}")
 

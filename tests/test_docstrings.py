@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 from pathlib import Path
+from types import GenericAlias, ModuleType
 
 import pytest
 
@@ -16,7 +17,12 @@ PUBLIC = {
     name: value
     for module in (fedmom, theory)
     for name in module.__all__
-    if not isinstance(value := getattr(module, name), Registry)
+    if not isinstance(value := getattr(module, name), Registry | ModuleType | GenericAlias)
+}
+PUBLIC |= {
+    f"servers.{name}": value
+    for name, value in inspect.getmembers(fedmom.servers, inspect.isfunction)
+    if name in fedmom.ALGORITHMS or name == "averaged"
 }
 FILES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text()]
 
@@ -60,7 +66,7 @@ METHODS = {
     for method, function in inspect.getmembers(value, inspect.isfunction)
     if not method.startswith("_") and function.__module__.startswith("fedmom.")
     # What every runtime has is documented once, with Runtime.
-    if value is not fedmom.LocalRuntime or not hasattr(fedmom.Runtime, method)
+    if not (name.endswith("Runtime") and name != "Runtime" and hasattr(fedmom.Runtime, method))
 }
 
 

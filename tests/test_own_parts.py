@@ -56,17 +56,16 @@ def numpy_scaffold(data, w, b, cohorts):
 
 def test_scaffold_outside_the_package_is_scaffold():
     source = ROOT / "examples" / "own_method.py"
-    assert len(source.read_text().splitlines()) <= 60
+    assert len(source.read_text().splitlines()) <= 55
     scaffold = runpy.run_path(str(source))["scaffold"]
     data = population([5, 9, 3, 14, 7, 6])
     model = fedmom.build_model("logreg", data.features)
-    method = scaffold(share=M / K)
     work = fedmom.LocalWork(lr=LR, steps=STEPS, batch_size=None)
-    runtime = fedmom.LocalRuntime(data, model, work, method)
-    pace = fedmom.synchronous(fedmom.uniform(data.train.size), M)
-    start = fedmom.start(model, method)
-    options = {"pace": pace, "samples": data.train.size, "rounds": ROUNDS}
-    rounds = list(fedmom.train(start, runtime, method, **options))
+    workload = fedmom.Workload(data, model, scaffold(share=M / K)._replace(work=work))
+    runtime = fedmom.LocalRuntime(workload)
+    start = fedmom.start(workload)
+    rounds = list(fedmom.train(runtime, pace=fedmom.synchronous(M), rounds=ROUNDS))
+    assert all(record.metrics["client/correction"] >= 0 for _, record in rounds)
     w, b = (np.asarray(start.params[0][n], float) for n in ("w", "b"))
     w, b, mine = numpy_scaffold(data, w, b, [record.cohort for _, record in rounds])
     last = rounds[-1][0].params[0]
@@ -86,12 +85,12 @@ def test_pytorch_clients_train_as_numpy_does():
     runtime_of = runpy.run_path(str(ROOT / "examples" / "own_runtime.py"))["TorchRuntime"]
     data = population([5, 9, 3, 14, 7, 6], test_sizes=[2, 0, 1, 4, 3, 2])
     model = fedmom.build_model("logreg", data.features)
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
-    runtime = runtime_of(data, lr=LR, steps=STEPS, batch_size=2, seed=5)
-    pace = fedmom.synchronous(fedmom.uniform(data.train.size), M)
-    start = fedmom.start(model, method)
-    options = {"pace": pace, "samples": data.train.size, "rounds": ROUNDS}
-    rounds = list(fedmom.train(start, runtime, method, **options))
+    work = fedmom.LocalWork(lr=LR, steps=STEPS, batch_size=2)
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), work, rule=fedmom.mean("cohort"))
+    workload = fedmom.Workload(data, model, method, seed=5)
+    runtime = runtime_of(workload)
+    start = fedmom.start(workload)
+    rounds = list(fedmom.train(runtime, pace=fedmom.synchronous(M), rounds=ROUNDS))
     w, b = (np.asarray(start.params[0][n], float) for n in ("w", "b"))
     for number, (_, record) in enumerate(rounds):
         ends = []
@@ -108,8 +107,7 @@ def test_pytorch_clients_train_as_numpy_does():
         w, b = (np.average([end[i] for end in ends], 0, weights=n) for i in range(2))
     np.testing.assert_allclose(rounds[-1][0].params[0]["w"], w, rtol=1e-4, atol=1e-5)
     ours = fedmom.evaluate(runtime, rounds[-1][0].params, "test")
-    work = fedmom.LocalWork(steps=1)
-    jax_runtime = fedmom.LocalRuntime(data, model, work)
+    jax_runtime = fedmom.LocalRuntime(workload)
     same = fedmom.evaluate(jax_runtime, jax.device_put(rounds[-1][0].params), "test")
     assert ours.loss == pytest.approx(same.loss, rel=1e-5)
     assert ours.accuracy == same.accuracy

@@ -37,8 +37,11 @@ def test_type_checkers_are_told_of_the_same_names():
 
 def test_type_checkers_are_told_where_names_come_from():
     for name, (module, inside) in for_type_checkers().items():
-        home, real = fedmom._NAMES[name]
-        assert (module, inside) == (f"fedmom.{home}", real)
+        where = f"{module}.{inside}"
+        if name in fedmom._MODULES:
+            assert where == f"fedmom.{fedmom._MODULES[name]}"
+        else:
+            assert where == "fedmom.{}.{}".format(*fedmom._NAMES[name])
 
 
 def test_no_name_is_there_twice():

@@ -120,11 +120,12 @@ def test_the_tutorials_noise_is_as_large_as_it_says(tmp_path, monkeypatch):
     names = {"fedmom": fedmom, "optax": __import__("optax")}
     exec(code, names)
     stage = names["clip_and_noise"](norm=2.0, noise=0.5)
-    noisy = stage.after({"w": jnp.zeros(40_000)}, jax.random.key(0), jnp.asarray(4))["w"]
+    here = fedmom.Round(0, jax.random.key(0), replies=jnp.asarray(4), weight=4.0, scale=0.25)
+    noisy = stage.after({"w": jnp.zeros(40_000)}, (), here)[0]["w"]
     assert float(noisy.std()) == pytest.approx(0.5 * 2.0 / 4, rel=0.02)
     assert float(abs(noisy.mean())) < 0.01
     for length, expected in ((0.0, 0.0), (1.0, 1.0), (5.0, 2.0)):
-        update, _ = stage.encode({"w": jnp.array([length, 0.0])}, (), None)
+        update, *_ = stage.encode({"w": jnp.array([length, 0.0])}, (), (), None)
         assert float(jnp.linalg.norm(update["w"])) == pytest.approx(expected)
 
 

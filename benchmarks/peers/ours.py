@@ -36,17 +36,11 @@ def main():
     options = w.arguments()
     data = population(options.work)
     model = fedmom.build_model(MODELS[options.work], data.features)
-    size, samples = options.clients_per_round, data.train.size
-    algorithm = fedmom.Algorithm(fedmom.fedavg(learning_rate=data.clients / size))
+    size = options.clients_per_round
     work = fedmom.LocalWork(lr=w.LR, steps=w.WORKS[options.work].steps)
-    rounds = fedmom.train(
-        fedmom.start(model, algorithm),
-        fedmom.LocalRuntime(data, model, work, algorithm),
-        algorithm,
-        pace=fedmom.synchronous(fedmom.uniform(samples), size),
-        samples=samples,
-        rounds=options.rounds + 1,
-    )
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(learning_rate=data.clients / size), work)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
+    rounds = fedmom.train(runtime, pace=fedmom.synchronous(size), rounds=options.rounds + 1)
 
     def round_():
         # A round is over when its model is there, not when JAX has been told to make it.

@@ -8,84 +8,88 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
-    from fedmom.algorithms.aggregation import clip, mean, trimmed_mean
-    from fedmom.algorithms.base import Algorithm, Client, Rule, Server, Stage
-    from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem, LocalWork, full_gradient
-    from fedmom.algorithms.server import (
-        averaged,
-        fedadagrad,
-        fedadam,
-        fedavg,
-        fedavgm,
-        fedmom,
-        fedyogi,
-    )
-    from fedmom.api.calls import compare, load, report, run, sweep
+    from fedmom.algorithms import server as servers
+    from fedmom.algorithms.base import Algorithm, Client, Round, Rule, Server, Stage
+    from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem
+    from fedmom.algorithms.local_work import LocalWork, full_gradient
+    from fedmom.algorithms.rules import mean, median, trimmed_mean
+    from fedmom.algorithms.stages import clip, noise, quantize
+    from fedmom.algorithms.workload import Workload
+    from fedmom.api.calls import compare, load, report, resume, run, sweep
     from fedmom.api.runs import Run, Runs
     from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
     from fedmom.data import DATASETS
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
+    from fedmom.data.partition import PARTITIONS
     from fedmom.data.sources.arrays import from_arrays
     from fedmom.data.sources.huggingface import from_huggingface
     from fedmom.data.sources.image_folders import from_images
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
     from fedmom.data.sources.torch_dataset import from_torch
-    from fedmom.experiments.execute import Event
-    from fedmom.models import METRICS, MODELS
+    from fedmom.experiments.events import Event
+    from fedmom.models import METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
     from fedmom.models.adapters import model
     from fedmom.models.base import Model
     from fedmom.models.metrics import Metric
     from fedmom.models.variables import Variables
     from fedmom.runtimes import RUNTIMES
-    from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot, Workload
+    from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot
+    from fedmom.runtimes.cluster.runtime import RayRuntime
     from fedmom.runtimes.local import LocalRuntime
     from fedmom.training import PACES, SAMPLERS
     from fedmom.training.evaluation import Metrics, evaluate
     from fedmom.training.loop import Record, State, model_of, start, train
-    from fedmom.training.pace import buffered, over_selected, synchronous
-    from fedmom.training.samplers import poisson, uniform, weighted
+    from fedmom.training.pace import Pace, buffered, over_selected, synchronous
+    from fedmom.training.samplers import Sampler, poisson, uniform, weighted
 
 _HOMES = {
     "algorithms": ("ALGORITHMS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
-    "algorithms.aggregation": ("clip", "mean", "trimmed_mean"),
-    "algorithms.base": ("Algorithm", "Client", "Rule", "Server", "Stage"),
-    "algorithms.client": ("LOCAL_TRAINING", "LocalProblem", "LocalWork", "full_gradient"),
-    "algorithms.server": (
-        *("averaged", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmom", "fedyogi"),
-    ),
-    "api.calls": ("compare", "load", "report", "run", "sweep"),
+    "algorithms.base": ("Algorithm", "Client", "Round", "Rule", "Server", "Stage"),
+    "algorithms.client": ("LOCAL_TRAINING", "LocalProblem"),
+    "algorithms.local_work": ("LocalWork", "full_gradient"),
+    "algorithms.rules": ("mean", "median", "trimmed_mean"),
+    "algorithms.stages": ("clip", "noise", "quantize"),
+    "algorithms.workload": ("Workload",),
+    "api.calls": ("compare", "load", "report", "resume", "run", "sweep"),
     "api.runs": ("Run", "Runs"),
     "core.errors": ("BadReplyError", "DivergedError", "FedMomError"),
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
+    "data.partition": ("PARTITIONS",),
     "data.sources.arrays": ("from_arrays",),
     "data.sources.huggingface": ("from_huggingface",),
     "data.sources.image_folders": ("from_images",),
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
     "data.sources.torch_dataset": ("from_torch",),
-    "experiments.execute": ("Event",),
+    "experiments.events": ("Event",),
     "models": ("METRICS", "MODELS"),
     "models.adapters": ("model",),
     "models.base": ("Model",),
     "models.metrics": ("Metric",),
     "models.variables": ("Variables",),
     "runtimes": ("RUNTIMES",),
-    "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot", "Workload"),
+    "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot"),
+    "runtimes.cluster.runtime": ("RayRuntime",),
     "runtimes.local": ("LocalRuntime",),
     "training": ("PACES", "SAMPLERS"),
     "training.evaluation": ("Metrics", "evaluate"),
     "training.loop": ("Record", "State", "model_of", "start", "train"),
-    "training.pace": ("buffered", "over_selected", "synchronous"),
-    "training.samplers": ("poisson", "uniform", "weighted"),
+    "training.pace": ("Pace", "buffered", "over_selected", "synchronous"),
+    "training.samplers": ("Sampler", "poisson", "uniform", "weighted"),
 }
 _RENAMED = {"load_data": ("data", "load"), "build_model": ("models", "build")}
+_MODULES = {
+    "servers": "algorithms.server",
+    "losses": "models.losses",
+    "metrics": "models.metrics",
+}
 _NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
 
-__all__ = [*_NAMES]
+__all__ = [*_NAMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -93,13 +97,16 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedmom")
-    if name not in _NAMES:
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"fedmom.{_MODULES[name]}")
+    elif name in _NAMES:
+        home, inside = _NAMES[name]
+        value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
+    else:
         raise AttributeError(f"module 'fedmom' has no attribute {name!r}")
-    home, inside = _NAMES[name]
-    value = getattr(importlib.import_module(f"fedmom.{home}"), inside)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES])
+    return sorted({*globals(), *__all__})

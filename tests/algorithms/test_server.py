@@ -36,7 +36,7 @@ def path(optimizer, w, gradients):
     server = as_server(optimizer)
     state, points = server.init(w), []
     for g in gradients:
-        w, state = server.step(g, state, w)
+        w, state, _ = server.step(g, state, w)
         points.append(np.asarray(w))
     return np.array(points)
 
@@ -81,7 +81,7 @@ W0 = np.linspace(-1, 1, 5, dtype=np.float32)
 )
 def test_fedmom_is_the_papers_recursion(rate, momentum, seed):
     gradients = some_gradients(seed=seed)
-    ours = path(fedmom.fedmom(rate, momentum), jnp.asarray(W0), gradients)
+    ours = path(fedmom.servers.fedmom(rate, momentum), jnp.asarray(W0), gradients)
     expected = paper(W0.astype(np.float64), gradients.astype(np.float64), lambda _: rate, momentum)
     np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-4 * rate)
 
@@ -92,7 +92,7 @@ def decaying(t):
 
 def test_fedmom_is_the_papers_recursion_under_a_schedule():
     gradients = some_gradients()
-    ours = path(fedmom.fedmom(decaying, 0.9), jnp.asarray(W0), gradients)
+    ours = path(fedmom.servers.fedmom(decaying, 0.9), jnp.asarray(W0), gradients)
     np.testing.assert_allclose(ours, paper(W0, gradients, decaying, 0.9), rtol=1e-4, atol=1e-5)
 
 
@@ -104,16 +104,16 @@ def test_fedmom_is_the_papers_recursion_under_a_schedule():
 def test_fedmom_is_a_chain_of_optax_also_under_a_schedule(rate, momentum, seed):
     """It is written out for the names and the bits of its state, which old checkpoints have."""
     gradients = some_gradients(seed=seed)
-    ours = path(fedmom.fedmom(rate, momentum), jnp.asarray(W0), gradients)
+    ours = path(fedmom.servers.fedmom(rate, momentum), jnp.asarray(W0), gradients)
     chain = optax.chain(optax.scale_by_learning_rate(rate), optax.trace(momentum, nesterov=True))
     theirs = path(chain, jnp.asarray(W0), gradients)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_the_state_of_fedmom_has_the_names_of_old_checkpoints():
-    state = fedmom.fedmom().init([{"w": jnp.ones(2)}])
+    state = fedmom.servers.fedmom().init([{"w": jnp.ones(2)}])
     assert state._fields == ("rounds", "velocity")
-    assert fedmom.averaged(fedmom.fedmom(), 0.9).init(jnp.ones(2))._fields == (
+    assert fedmom.servers.averaged(fedmom.servers.fedmom(), 0.9).init(jnp.ones(2))._fields == (
         *("rounds", "optimizer", "mean"),
     )
 
@@ -121,11 +121,11 @@ def test_the_state_of_fedmom_has_the_names_of_old_checkpoints():
 def test_fedmom_is_optax_nesterov_for_constant_eta_only():
     gradients = some_gradients()
     w = jnp.asarray(W0)
-    same = path(fedmom.fedmom(0.3, 0.9), w, gradients)
+    same = path(fedmom.servers.fedmom(0.3, 0.9), w, gradients)
     np.testing.assert_allclose(
         same, path(optax.sgd(0.3, 0.9, nesterov=True), w, gradients), rtol=1e-5, atol=1e-5
     )
-    ours = path(fedmom.fedmom(decaying, 0.9), w, gradients)
+    ours = path(fedmom.servers.fedmom(decaying, 0.9), w, gradients)
     theirs = path(optax.sgd(decaying, 0.9, nesterov=True), w, gradients)
     assert np.abs(ours - theirs).max() > 0.1
 
@@ -145,17 +145,19 @@ def test_fedmom_is_torch_nesterov_for_constant_eta_only():
         return np.array(points)
 
     gradients = some_gradients()
-    ours = path(fedmom.fedmom(0.3, 0.9), jnp.asarray(W0), gradients)
+    ours = path(fedmom.servers.fedmom(0.3, 0.9), jnp.asarray(W0), gradients)
     np.testing.assert_allclose(ours, torch_path(gradients, lambda _: 0.3), rtol=1e-5, atol=1e-5)
-    ours = path(fedmom.fedmom(decaying, 0.9), jnp.asarray(W0), gradients)
+    ours = path(fedmom.servers.fedmom(decaying, 0.9), jnp.asarray(W0), gradients)
     assert np.abs(ours - torch_path(gradients, decaying)).max() > 0.1
 
 
 @pytest.mark.parametrize("rate", [0.7, 3.0, decaying])
 def test_fedmom_without_momentum_is_fedavg_to_the_bit(rate):
     gradients = some_gradients()
-    ours = path(fedmom.fedmom(rate, 0.0), jnp.asarray(W0), gradients)
-    np.testing.assert_array_equal(ours, path(fedmom.fedavg(rate), jnp.asarray(W0), gradients))
+    ours = path(fedmom.servers.fedmom(rate, 0.0), jnp.asarray(W0), gradients)
+    np.testing.assert_array_equal(
+        ours, path(fedmom.servers.fedavg(rate), jnp.asarray(W0), gradients)
+    )
 
 
 def test_fedavgm_is_heavy_ball():
@@ -165,7 +167,7 @@ def test_fedavgm_is_heavy_ball():
         m = 0.8 * m + g
         w = w - 0.3 * m
         expected.append(w)
-    ours = path(fedmom.fedavgm(0.3, 0.8), jnp.asarray(W0), gradients)
+    ours = path(fedmom.servers.fedavgm(0.3, 0.8), jnp.asarray(W0), gradients)
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -263,11 +265,11 @@ class TestContract:
 def test_averaging_weighs_models_by_powers_of_the_decay_and_changes_no_step(name, decay):
     gradients = some_gradients()
     points = path(optimizer_of(name, 0.3), jnp.asarray(W0), gradients)
-    server, w = fedmom.averaged(optimizer_of(name, 0.3), decay), jnp.asarray(W0)
+    server, w = fedmom.servers.averaged(optimizer_of(name, 0.3), decay), jnp.asarray(W0)
     state = server.init(w)
     np.testing.assert_array_equal(server.model(w, state), W0)
     for t, g in enumerate(gradients, 1):
-        w, state = server.step(g, state, w)
+        w, state, _ = server.step(g, state, w)
         np.testing.assert_array_equal(w, points[t - 1])
         np.testing.assert_array_equal(server.broadcast(w, state), w)
         expected = averages(points[:t], decay)
@@ -285,10 +287,10 @@ def test_an_averaged_chain_evaluates_the_mean_of_its_models():
     chain = optax.chain(optax.clip_by_global_norm(0.5), optax.trace(0.9), optax.scale(-0.3))
     gradients = some_gradients()
     points = path(chain, jnp.asarray(W0), gradients)
-    server, w = fedmom.averaged(chain, 0.8), jnp.asarray(W0)
+    server, w = fedmom.servers.averaged(chain, 0.8), jnp.asarray(W0)
     state = server.init(w)
     for g in gradients:
-        w, state = server.step(g, state, w)
+        w, state, _ = server.step(g, state, w)
     np.testing.assert_allclose(server.model(w, state), averages(points, 0.8), rtol=1e-5, atol=1e-6)
 
 
@@ -303,21 +305,21 @@ def test_an_averaged_chain_evaluates_the_mean_of_its_models():
 def test_a_mean_inside_a_chain_fails_loudly(chain):
     """Earlier it was accepted, and a model that nobody had averaged was evaluated."""
     with pytest.raises((AttributeError, TypeError, ValueError), match=r"Server|unpack"):
-        rounds(Scripted(), fedmom.Algorithm(chain(fedmom.averaged(optax.sgd(1.0), 0.9))))
+        rounds(Scripted(), fedmom.Algorithm(chain(fedmom.servers.averaged(optax.sgd(1.0), 0.9))))
 
 
 def test_an_averaged_average_evaluates_the_outer_mean():
-    inner = fedmom.averaged(optax.sgd(0.3), 0.5)
+    inner = fedmom.servers.averaged(optax.sgd(0.3), 0.5)
     gradients = some_gradients()
-    server, w = fedmom.averaged(inner, 0.9), jnp.asarray(W0)
+    server, w = fedmom.servers.averaged(inner, 0.9), jnp.asarray(W0)
     points, state = path(optax.sgd(0.3), w, gradients), server.init(w)
     for g in gradients:
-        w, state = server.step(g, state, w)
+        w, state, _ = server.step(g, state, w)
     np.testing.assert_array_equal(w, points[-1])
     np.testing.assert_allclose(server.model(w, state), averages(points, 0.9), rtol=1e-5)
 
 
-@pytest.mark.parametrize("what", [fedmom.fedavg, "fedavg", None, 1.0])
+@pytest.mark.parametrize("what", [fedmom.servers.fedavg, "fedavg", None, 1.0])
 def test_what_is_no_server_is_refused(what):
     with pytest.raises(fedmom.FedMomError, match=r"neither a fedmom.Server nor an optax optimizer"):
         as_server(what)
@@ -326,4 +328,4 @@ def test_what_is_no_server_is_refused(what):
 @pytest.mark.parametrize("decay", [0.0, 1.0, 1.5, float("nan")])
 def test_a_decay_outside_0_to_1_is_refused(decay):
     with pytest.raises(fedmom.FedMomError, match=r"average .* is not between 0 and 1"):
-        fedmom.averaged(fedmom.fedavg(), decay)
+        fedmom.servers.averaged(fedmom.servers.fedavg(), decay)

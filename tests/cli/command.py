@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedmom.cli import main as front
-from fedmom.cli import output, start
+from fedmom.cli import start
 from fedmom.core.errors import FedMomError
 
 SMALL = ["--data=synthetic:clients=6", "--rounds=6", "--eval-every=3", "--lr=0.001"]
@@ -42,7 +42,6 @@ def main(monkeypatch, capsys, *args):
     monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")  # as it does itself
     monkeypatch.setattr(start, "leave", sys.exit)  # this process goes on
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back afterwards
-    monkeypatch.setattr(output, "_told", [])
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     code = 0
     try:

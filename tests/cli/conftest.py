@@ -14,18 +14,11 @@ def _in_tmp(tmp_path, monkeypatch):
 @pytest.fixture
 def stopped(monkeypatch, capsys):
     """A function that runs a command, presses Ctrl-C in a round and returns standard error."""
-    from fedmom.api import progress
+    from fedmom.api.live_progress import RunProgress
 
     def run(round_, *args):
-        watch = progress.watch
-
-        def watched(console, label):
-            shown = watch(console, label)
-            shown.round = StopAt(round_=round_).round
-            return shown
-
         with monkeypatch.context() as patch:
-            patch.setattr(progress, "watch", watched)
+            patch.setattr(RunProgress, "__call__", lambda _, event: StopAt(round_)(event))
             code, _, err = main(patch, capsys, *args)
         assert code == 130
         return words(err)

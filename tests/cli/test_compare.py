@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedmom import data as datasets
-from fedmom.experiments import build, compare, results
+from fedmom.experiments import build, collection, results
 from fedmom.experiments.folder import RunFolder
 from tests.cli.command import SMALL, TOO_LARGE, invoke, main, page, refused, table, words
 from tests.experiments.small import checkpoint_bytes, logs
@@ -37,8 +37,8 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
         assert " ".join([folder.path.name, *ends]) in shown
     for part in ("logreg on synthetic", "3 runs, one seed each", "Settings that differ"):
         assert part in shown
-    assert "One seed shows no difference between algorithms: give --seeds 10" in words(text)
-    assert "The runs have lr 0.001: give each algorithm its own best lr" in words(text)
+    assert "One seed is not evidence: use --seeds 10" in words(text)
+    assert "The runs have lr 0.001: tune lr for each algorithm" in words(text)
     assert "paired by seed" not in text + shown
 
 
@@ -56,7 +56,7 @@ def test_a_comparison_loads_and_builds_once_and_reads_no_log(monkeypatch):
     monkeypatch.setattr(datasets, "load", counted("load", datasets.load))
     prepare = counted("prepare", build.prepare)
     monkeypatch.setattr(build, "prepare", prepare)
-    monkeypatch.setattr(compare, "prepare", prepare)
+    monkeypatch.setattr(collection, "prepare", prepare)
     monkeypatch.setattr(RunFolder, "rows", counted("rows", RunFolder.rows))
     invoke("compare", *SMALL, "--out=c")
     assert seen == {"load": 1, "prepare": 3, "rows": 0}
@@ -66,8 +66,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, stopped):
     options = [*SMALL, "--algorithms=fedavg,fedmom"]
     invoke("compare", *options, "--out=whole")
     err = stopped(5, "compare", *options, "--out=part")
-    assert "Go on with: fedmom resume part/fedavg" in err
-    assert "For the whole comparison: fedmom resume part" in err
+    assert err.endswith("Stopped; nothing is lost. Resume with: fedmom resume part")
     assert not (tmp_path / "part/compare.png").exists()
     text = invoke("resume", "part")
     assert "Figure: part/compare.png" in text
@@ -81,7 +80,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, stopped):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--seeds=0"], "--seeds 0 must be a whole number of 1 or more"),
+        (["--seeds=0"], "--seeds 0 must be at least 1"),
         (["--seeds=2", "--seed=4294967295"], "seed = 4294967296: "),
         (["--seeds=2", "--seed=-1"], "seed = '-1': "),
     ],
@@ -146,21 +145,21 @@ def test_a_comparison_over_seeds(tmp_path):
 
 
 def test_a_comparison_over_seeds_goes_on_where_it_was_stopped(monkeypatch, capsys, tmp_path):
-    from fedmom.api import progress
+    from fedmom.api.live_progress import RunProgress
 
     invoke("compare", *SEEDS, "--out=whole")
-    advanced = progress.ManyRuns.advanced
+    show = RunProgress.__call__
 
-    def presses_ctrl_c(self, path, rounds):
-        advanced(self, path, rounds)
-        if path.name == "fedmom_seed4" and rounds:
+    def presses_ctrl_c(self, event):
+        show(self, event)
+        if event.path.name == "fedmom_seed4" and event.record:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress.ManyRuns, "advanced", presses_ctrl_c)
+        patch.setattr(RunProgress, "__call__", presses_ctrl_c)
         code, out, err = main(patch, capsys, "compare", *SEEDS, "--out=part")
     assert code == 130
-    assert words(err).endswith("Stopped; nothing is lost. Go on with: fedmom resume part")
+    assert words(err).endswith("Stopped; nothing is lost. Resume with: fedmom resume part")
     assert "Last evaluation" not in out
     text = invoke("resume", "part")
     assert "6/6 " in text

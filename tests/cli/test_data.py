@@ -10,7 +10,7 @@ from PIL import Image
 from fedmom import data as datasets
 from fedmom.cli.output import OUT
 from fedmom.data.partition import PARTITIONS
-from fedmom.data.statistics import counts, statistics
+from fedmom.data.summary import counts, statistics
 from tests.cli.command import invoke, refused, words
 from tests.data.sources import test_femnist
 
@@ -48,7 +48,7 @@ def test_prepare_does_not_write_over_what_is_no_store(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("work of years")
     text = refused("data", "prepare", "synthetic", "--out", "mine")
-    assert text == "mine is there and is no store. Choose another --out."
+    assert text == "mine exists and is not a FedMom store. Choose another --out."
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
@@ -176,7 +176,7 @@ def test_prepare_deals_a_table_that_has_no_clients(tmp_path):
     pytest.importorskip("pyarrow")
     visits(tmp_path)
     source = "visits.csv:label=ill,features=a+b"
-    assert "who has which row" in refused("data", "prepare", source, "--out", "s")
+    assert "no client IDs given" in refused("data", "prepare", source, "--out", "s")
     invoke("data", "prepare", source, "--partition", "iid:clients=4", "-t", "sample", "--out", "s")
     data = datasets.load("s")
     assert (data.clients, data.class_names) == (4, ("no", "yes"))

@@ -3,19 +3,22 @@
 import io
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from fedmom import data as datasets
-from fedmom.api import progress
+from fedmom.api.live_progress import RunProgress
 from fedmom.cli.output import ERR, OUT
 from fedmom.core.progress import bars
-from fedmom.data.save import save_store
+from fedmom.data.store.writer import save_store
+from fedmom.experiments.events import Event
 from fedmom.reports import dataset_figure
 from tests.cli.command import invoke, main, words
 from tests.conftest import population
+from tests.experiments.small import prepared
 
 EVIL = ("$\\frac$_{", "[bold]x[/bold]", "[/x]", ":smile:", "_hidden", "{task.speed}", "a" * 5000)
 
@@ -72,12 +75,12 @@ def test_bars_take_any_label(label):
     with bars(console) as shown:
         shown.add_task(label, total=1)
         shown.refresh()
-    with progress.LiveBar(console, label) as bar:
-        bar.evaluated([{"split": "[/x]", "accuracy": 0.5}])
-    assert console.file.getvalue().count(label) >= 2
+    path, row = Path("r"), {"loss": 1.0, "accuracy": 0.5}
     plain = Console(file=io.StringIO(), width=6000, emoji=False)
-    lines = progress.PlainLines(plain, label)
-    lines.evaluated([{"round": 1, "split": "test", "loss": 1.0, "accuracy": 0.5}])
+    for place in (console, plain):
+        with RunProgress(place, {path: prepared()}, {path: label}) as progress:
+            progress(Event(1, None, {"[/x]": row}, path, dict))
+    assert console.file.getvalue().count(label) >= 2
     assert plain.file.getvalue().startswith(label)
 
 

@@ -7,9 +7,12 @@ import time
 import pytest
 from rich.console import Console
 
-from fedmom.api import progress
-from fedmom.api.progress import TensorBoard
+from fedmom.api import live_progress
+from fedmom.api.live_progress import RunProgress
 from fedmom.core.errors import FedMomError
+from fedmom.experiments.events import Event
+from fedmom.experiments.tensorboard import TensorBoard
+from fedmom.training.loop import Record
 from tests.cli.command import invoke
 from tests.experiments.small import StopAt, logs, prepared, resume, run
 
@@ -48,10 +51,9 @@ def test_tensorboard_files_hold_the_same_numbers(tmp_path):
 
 
 def test_a_resumed_run_is_in_tensorboard_once(tmp_path):
-    with pytest.raises(KeyboardInterrupt), TensorBoard(tmp_path / "r") as board:
-        run(tmp_path / "r", [board, StopAt(round_=7)])
-    with TensorBoard(tmp_path / "r") as board:
-        resume(tmp_path / "r", [board])
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "r", [StopAt(round_=7)], tensorboard=True)
+    resume(tmp_path / "r")
     found = scalars(tmp_path / "r")
     assert [step for step, _ in found.pop("round/seconds")] == list(range(1, 13))
     assert found == expected(tmp_path / "r")
@@ -63,10 +65,11 @@ def test_without_the_extra_tensorboard_is_a_sentence(monkeypatch, tmp_path):
         TensorBoard(tmp_path)
 
 
-def test_a_pipe_gets_lines_and_a_terminal_a_bar():
-    plain, shown = Console(file=io.StringIO()), Console(file=io.StringIO(), force_terminal=True)
-    assert isinstance(progress.watch(plain, "x"), progress.PlainLines)
-    assert isinstance(progress.watch(shown, "x"), progress.LiveBar)
+def test_tensorboard_has_what_a_method_reports(tmp_path):
+    record = Record(1, [3], 1, 0.5, 0.1, 0.1, 8, 8, metrics={"noise/std": 0.25})
+    with TensorBoard(tmp_path) as board:
+        board(Event(1, record, {}, tmp_path, dict))
+    assert scalars(tmp_path)["round/noise/std"] == [(1, 0.25)]
 
 
 @pytest.mark.parametrize("command", ["compare", "sweep"])
@@ -81,60 +84,66 @@ def test_runs_side_by_side_have_tensorboard_files(command, tmp_path):
         assert found == expected(folder)
 
 
-def many(console, tmp_path, *seeds):
-    return progress.ManyRuns(console, {tmp_path / str(s): prepared(seed=s) for s in seeds})
+def shown(console, tmp_path, *seeds):
+    return RunProgress(console, {tmp_path / str(s): prepared(seed=s) for s in seeds})
 
 
-def test_many_runs_have_a_bar_with_a_rate_over_what_is_left(tmp_path):
+def moved(path, round_, loss=0.25, **evals):
+    """The event of a round; of a run's start without a loss."""
+    record = Record(round_, [3], 1, loss, 0.0, 0.1, 0, 0) if loss is not None else None
+    return Event(round_, record, evals, path, dict)
+
+
+def started(path, round_):
+    return moved(path, round_, loss=None)
+
+
+def test_runs_have_a_line_each_and_one_with_a_rate_over_what_is_left(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=150)
-    with many(console, tmp_path, 0, 1) as shown:
-        shown.advanced(tmp_path / "0", 0)
-        shown.advanced(tmp_path / "1", 5)  # done before: no part of the bar, nor of its rate
-        for _ in range(4):
+    with shown(console, tmp_path, 0, 1) as progress:
+        progress(started(tmp_path / "0", 0))
+        progress(started(tmp_path / "1", 5))  # done before: no part of the bar, nor of its rate
+        for round_ in range(1, 5):
             time.sleep(0.01)
-            shown.advanced(tmp_path / "0", 1)
-        shown.ended(tmp_path / "0", FedMomError("not to be run"))
+            progress(moved(tmp_path / "0", round_, test={"loss": 1.0, "accuracy": 0.5}))
+        progress.ended(tmp_path / "0", FedMomError("not to be run"))
     text = console.file.getvalue()
-    assert "2 runs, rounds" in text
-    assert "4/19" in text  # of 2 x 12, less 5
-    assert "rounds/s" in text
-    assert "test accuracy" not in text
+    for part in ("2 runs, rounds", "4/19", "4/12", "5/12", "rounds/s", "loss 0.250", "test acc"):
+        assert part in text  # of 2 x 12, less 5
+    assert "no result" not in text
 
 
-def test_in_a_pipe_many_runs_have_a_line_each(tmp_path):
+def test_of_many_runs_all_rounds_together_are_shown(tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    with shown(console, tmp_path, *range(live_progress.MOST_SHOWN + 1)) as progress:
+        progress(moved(tmp_path / "0", 1))
+    assert "9 runs, rounds" in console.file.getvalue()
+    assert "/12" not in console.file.getvalue()
+
+
+def test_in_a_pipe_runs_have_lines_for_evaluations_and_ends(tmp_path):
     console = Console(file=io.StringIO(), width=150)
     result = run(tmp_path / "done", rounds=2)
-    with many(console, tmp_path, 0, 1) as shown:
-        shown.ended(tmp_path / "0", result)
-        shown.ended(tmp_path / "1", FedMomError("not to be run"))
+    with shown(console, tmp_path, 0, 1) as progress:
+        progress(moved(tmp_path / "0", 3))
+        progress(moved(tmp_path / "0", 4, test={"loss": 1.0, "accuracy": 0.5}))
+        progress.ended(tmp_path / "0", result)
+        progress.ended(tmp_path / "1", FedMomError("not to be run"))
     assert console.file.getvalue().splitlines() == [
+        "0 4/12  test loss 1.0000 accuracy 0.5000",
         f"1/2 0  test accuracy {result.last('test', 'accuracy'):.4f}",
         "2/2 1  no result",
     ]
 
 
-def test_lines_are_printed_at_evaluations_only(tmp_path):
-    console = Console(file=io.StringIO(), width=200)
-    with progress.watch(console, "mine") as watcher:
-        run(tmp_path / "r", [watcher], rounds=6)
-    _, evals = logs(tmp_path / "r")
-    lines = console.file.getvalue().splitlines()
-    assert lines == [
-        f"mine {train['round']}/6  train loss {train['loss']:.4f} accuracy"
-        f" {train['accuracy']:.4f}  test loss {test['loss']:.4f} accuracy {test['accuracy']:.4f}"
-        for train, test in zip(evals[::2], evals[1::2], strict=True)
-    ]
-
-
-def test_a_round_without_replies_is_shown_without_a_loss():
+def test_a_round_without_replies_is_shown_without_a_loss(tmp_path):
     """Nobody answered: there is no loss to show, and no error."""
-    from fedmom.training.loop import Record
-
     console = Console(file=io.StringIO(), force_terminal=True, width=150)
-    with progress.watch(console, "mine") as bar:
-        bar.begin(prepared(), 0)
-        bar.round(Record(1, [3], 0, None, 0.0, 0.1, 0, 0))
-        bar.round(Record(2, [3], 1, 0.25, 0.0, 0.1, 0, 0))
+    record = Record(1, [3], 0, None, 0.0, 0.1, 0, 0)
+    with shown(console, tmp_path, 0) as progress:
+        progress(started(tmp_path / "0", 0))
+        progress(Event(1, record, {}, tmp_path / "0", dict))
+        progress(moved(tmp_path / "0", 2))
     text = console.file.getvalue()
     assert "2/12" in text
     assert "loss 0.250" in text
@@ -149,16 +158,18 @@ NUMBERS = ["loss 2.162", "test acc 0.375", "train acc 0.380", "12.5 rounds/s"]
     [(37, 0), (38, 1), (52, 1), (53, 2), (60, 2), (80, 3), (83, 4), (120, 4), (200, 4)],
 )
 def test_the_line_fits_and_leaves_out_what_is_least_needed(width, seen):
-    line = progress.fitted_line(width, "fedmom", (35, 100), "0:01:02", NUMBERS)
+    line = live_progress.fitted_line(width, "fedmom", (35, 100), "0:01:02", NUMBERS)
     assert len(line.plain) <= width
     for text in ("fedmom", "35/100", "0:01:02", *NUMBERS[:seen]):
         assert text in line.plain
     assert not any(text in line.plain for text in NUMBERS[seen:])
-    assert line.plain.count("━") >= progress.LEAST_BAR
+    assert line.plain.count("━") >= live_progress.LEAST_BAR
 
 
 def test_a_long_name_is_cut():
-    line = progress.fitted_line(60, "fedadam:tau=0.001,b2=0.99", (1, 100000), "5:00:00", NUMBERS)
+    line = live_progress.fitted_line(
+        60, "fedadam:tau=0.001,b2=0.99", (1, 100000), "5:00:00", NUMBERS
+    )
     assert len(line.plain) <= 60
     assert line.plain.startswith("fedadam:tau=0.…")
 
@@ -166,6 +177,6 @@ def test_a_long_name_is_cut():
 def test_the_bar_grows_with_the_rounds():
     full = [
         sum(len(line.plain[a:b]) for a, b, style in line.spans if style == "bar.complete")
-        for line in (progress.fitted_line(80, "x", (n, 10), "0:01", []) for n in (0, 5, 10))
+        for line in (live_progress.fitted_line(80, "x", (n, 10), "0:01", []) for n in (0, 5, 10))
     ]
-    assert full == [0, progress.MOST_BAR // 2, progress.MOST_BAR]
+    assert full == [0, live_progress.MOST_BAR // 2, live_progress.MOST_BAR]

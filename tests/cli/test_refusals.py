@@ -28,7 +28,7 @@ def _here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     ("option", "says"),
-    [("--tensorboard", "fedmom[tensorboard]"), ("--runtime=local:workers=0", "workers=0 is not")],
+    [("--tensorboard", "fedmom[tensorboard]"), ("--runtime=local:workers=0", "workers=0 must be")],
 )
 def test_a_run_that_is_refused_late_leaves_the_name_free(
     command, option, says, monkeypatch, capsys
@@ -60,7 +60,7 @@ def test_a_run_that_has_begun_is_never_removed():
 KILLED = """
 import os, signal, sys
 from fedmom.core import files
-from fedmom.experiments import compare, folder
+from fedmom.experiments import collection, folder
 left = int(sys.argv.pop(1))
 def write(path, content):
     global left
@@ -68,25 +68,23 @@ def write(path, content):
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     files.write_atomic(path, content)
-compare.write_atomic = folder.write_atomic = write
+collection.write_atomic = folder.write_atomic = write
 from fedmom.cli.main import cli
 cli()
 """
 
 
-@pytest.mark.parametrize(("command", "written"), [("compare", 3), ("sweep", 5)])
-def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(command, written):
+@pytest.mark.parametrize(("command", "written"), [("compare", 2), ("sweep", 4)])
+def test_a_kill_while_the_folder_is_made_leaves_one_to_start_again(command, written):
     """After the first run's config.toml, and before the list of the runs."""
     call = [command, *SMALL, *COMMANDS[command], "--out=r"]
     child = subprocess.run(
         [sys.executable, "-c", KILLED, str(written), *call], capture_output=True, check=False
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
-    assert len(list(Path("r").glob("*/config.toml"))) == (written - 1) // 2
+    assert len(list(Path("r").glob("*/config.toml"))) == written // 2
     assert not Path(f"r/{command}.json").exists()
-    assert "already holds runs. Go on with them (fedmom resume r)" in refused(*call)
-    invoke("resume", "r")
-    assert not Path("r/creation.json").exists()
+    invoke(*call)
     invoke(*call[:-1], "--out=whole")
     names = json.loads(Path(f"whole/{command}.json").read_bytes())
     assert json.loads(Path(f"r/{command}.json").read_bytes()) == names
@@ -96,21 +94,16 @@ def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(command, writt
         assert ours.finished
 
 
-PLANS = [
-    b"",
-    b"[]",
-    b"[" * 100_000,
-    b'{"list": "compare.json", "runs": {"../x": {}}}',
-    b'{"list": "config.toml", "runs": {"a": {"data": "synthetic"}}}',  # would be written over
-]
-
-
-@pytest.mark.parametrize("content", PLANS, ids=lambda content: str(content[:20]))
-def test_a_damaged_plan_of_a_folder_is_a_sentence(content):
-    Path("r").mkdir()
-    Path("r/creation.json").write_bytes(content)
-    assert "creation.json is damaged" in refused("resume", "r")
-    assert [p.name for p in Path().iterdir()] == ["r"]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_runs_are_overwritten_if_that_is_asked_for(command):
+    call = [command, *SMALL[:2], *COMMANDS[command], "--lr=0.001", "--out=r"]
+    invoke(*call)
+    assert "already holds" in refused(*call)
+    invoke(*call, "--seed=7", "--overwrite")
+    assert {run.config.seed for run in results.find([Path("r")])} == {7}
+    Path("r/mine.txt").write_text("mine")
+    assert "mine.txt is not part of a run" in refused(*call, "--overwrite")
+    assert Path("r/mine.txt").exists()
 
 
 @pytest.mark.parametrize("name", ["compare.json", "sweep.json"])
@@ -134,10 +127,10 @@ def test_changed_settings_are_refused_unless_they_are_accepted(command):
     first = Path("r") if command == "run" else next(iter(sorted(Path("r").glob("*/"))))
     edit_config(first, "rounds = 6", "rounds = 8")
     before = files_in(first)
-    if command == "sweep":  # the others go on
-        assert "rounds was 6 and is 8" in words(invoke("resume", "r"))
-    else:
+    if command == "run":
         assert "rounds was 6 and is 8" in refused("resume", "r")
+    else:  # the others are resumed
+        assert "rounds was 6 and is 8" in words(invoke("resume", "r"))
     assert files_in(first) == before
     invoke("resume", "--accept-changes", "r")
     assert results.read(first).done == 8
@@ -160,6 +153,6 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used():
     Path("r/checkpoint/round-00000006.safetensors").write_bytes(b"damaged")
     text = words(invoke("resume", "r"))
     assert "note: r/checkpoint/round-00000006.safetensors is damaged: its checksum" in text
-    assert "Going on from the checkpoint before it, of round 3" in text
+    assert "Resuming from the checkpoint before it, of round 3" in text
     assert results.read(Path("r")).finished
     assert Path("r/checkpoint/round-00000006.safetensors.aside-1").read_bytes() == b"damaged"

@@ -80,7 +80,7 @@ def test_a_run_that_diverges_says_so_everywhere(monkeypatch, capsys, tmp_path):
     code, out, err = main(monkeypatch, capsys, "run", *TOO_LARGE, "--out=r")
     assert code == 2
     assert "error: Round 1: client" in err
-    assert "Training diverged: take a smaller --lr" in words(err)
+    assert "Training diverged: use a smaller --lr" in words(err)
     fact = json.loads((tmp_path / "r/stopped.json").read_bytes())
     assert fact["kind"] == "diverged"
     assert fact["why"] in words(err)
@@ -101,7 +101,7 @@ def test_a_note_is_shown_at_the_start_and_none_when_a_run_goes_on(
     err = stopped(3, "run", *SMALL, "--server-lr=0.5", "--out=r")
     assert "note: server-lr 0.5 is outside [1, K/M] = [1, 3]" in err
     assert err.count("note: ") == 1
-    assert "Go on with: fedmom resume r" in err
+    assert "Resume with: fedmom resume r" in err
     code, out, err = main(monkeypatch, capsys, "resume", "r")
     assert (code, "note: " in err) == (0, False)
     assert "fedmom 6/6" in out

@@ -46,8 +46,8 @@ def stop(child, number):
     ("file", "seconds", "says"),
     [
         ("", 0.5, "Stopped."),  # while libraries are loaded
-        ("run/config.toml", 0.2, "Go on with: fedmom resume run"),  # the notes before a run
-        ("run/evals.jsonl", 0.1, "Go on with: fedmom resume run"),  # compiling the clients
+        ("run/config.toml", 0.2, "Resume with: fedmom resume run"),  # the notes before a run
+        ("run/evals.jsonl", 0.1, "Resume with: fedmom resume run"),  # compiling the clients
     ],
     ids=["imports", "notes", "compiling"],
 )

@@ -34,7 +34,7 @@ def test_a_sweep_is_ranked_on_the_terminal_and_in_a_file(tmp_path):
         assert float(row["best"]) == run.best()
         shown = f"{row['runs']} 1 {float(row['train loss']):.3f} {float(row['test accuracy']):.3f}"
         assert shown in words(text)
-    assert "One seed shows no difference" in words(text)
+    assert "One seed is not evidence" in words(text)
 
 
 def test_a_file_may_hold_the_grid_and_seeds_are_taken_together(tmp_path):
@@ -43,7 +43,7 @@ def test_a_file_may_hold_the_grid_and_seeds_are_taken_together(tmp_path):
         '[grid]\nlr = [0.001, "inverse:start=0.01"]\nseed = [0, 1, 2]\n'
     )
     text = invoke("sweep", "--config", "g.toml", "--out", "s")
-    assert re.search(r"less +best\nruns .* the best +finding", text)
+    assert re.search(r"vs\. +best\nruns .* best +finding", text)
     assert "report it on other seeds, such as fedmom compare --seed 100" in words(text)
     rows = [r.split(",") for r in (tmp_path / "s/sweep.csv").read_text().splitlines()[1:]]
     assert [r[1] for r in rows] == ["3", "3"]

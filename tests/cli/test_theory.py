@@ -36,14 +36,14 @@ def test_bounds_are_those_of_the_theory():
     text = invoke("theory", "bounds", *options, "--lr=0.001")
     constants = Constants(smoothness=2, variance=0.5, gap=3, dissimilarity=0.1, similarity=1.5)
     setting = Setting(clients=20, per_round=4, local_steps=5, server_lr=2, momentum=0.5)
-    largest = theory.corrected_fedmom_max_lr(constants, setting)
+    largest = theory.CORRECTED_FEDMOM.max_lr(constants, setting)
     last = next(line for line in text.splitlines() if line.startswith("Theorem 2' (corrected)"))
     assert last.split()[-3:] == [
         f"{largest:.3g}",
-        f"{theory.corrected_fedmom(constants, setting, largest, 300):.3g}",
-        f"{theory.corrected_fedmom(constants, setting, 0.001, 300):.3g}",
+        f"{theory.CORRECTED_FEDMOM.bound(constants, setting, largest, 300):.3g}",
+        f"{theory.CORRECTED_FEDMOM.bound(constants, setting, 0.001, 300):.3g}",
     ]
-    best = theory.corrected_best_lr(constants, setting, 300)
+    best = theory.CORRECTED_FEDMOM.best_lr(constants, setting, 300)
     assert f"fedmom: γ = {best:.3g}" in text
 
 
@@ -111,10 +111,10 @@ def test_the_counterexample_is_a_table_and_a_figure():
     [
         (["bounds", "--L=1"], "--sigma2, --gap, --clients, --clients-per-round"),
         (["bounds", "--estimates=none.json"], "none.json cannot be read"),
-        (["bounds", "--estimates=bad.json"], "bad.json is no file of estimates"),
+        (["bounds", "--estimates=bad.json"], "bad.json is not a file of estimates"),
         (["bounds", *CONSTANTS, *SETTING, "--momentum=1"], r"momentum 1.0 is not in \[0, 1\)"),
         (["estimate", *TASK, "--clients=1"], "clients 1 is too few"),
-        (["estimate", TASK[0], "--algorithm=fedadam"], "The theory does not speak of fedadam"),
+        (["estimate", TASK[0], "--algorithm=fedadam"], "There is no bound for fedadam"),
         (["advise", *TINY, "--experiments=nowhere"], "There is no folder nowhere"),
     ],
 )

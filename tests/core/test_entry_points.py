@@ -51,16 +51,19 @@ def line(features, *, scale: float = 0.1):
     )
 
 
-def first(samples):
+def first(seed, round_, size, samples):
     """The first clients, always."""
     import numpy as np
 
-    return lambda size: lambda seed, round_: np.arange(size)
+    return np.arange(size)
 
 
 def halves(*, factor: float = 0.5):
     """Send a part."""
-    return fedmom.Stage(lambda u, s, key: (jax.tree.map(lambda x: factor * x, u), s))
+    def encode(update, state, sent, key):
+        return jax.tree.map(lambda x: factor * x, update), state, {}
+
+    return fedmom.Stage("halves", encode)
 '''
 POINTS = """
 [fedmom.algorithms]
@@ -240,8 +243,8 @@ class TestAPackageOfAUsersOwn:
         clash = "[fedmom.algorithms]\nfedavg = my_package.method:my_method\n"
         (says,) = refused(install(tmp_path / "site", clash), ["list"])
         assert (
-            "my_package.method:my_method is registered as the algorithm 'fedavg', which there is"
-            " already. Rename the entry point." in says
+            "my_package.method:my_method is registered as the algorithm 'fedavg', which already"
+            " exists. Rename the entry point." in says
         )
 
     def test_two_packages_with_one_name_are_a_sentence(self, tmp_path):
@@ -249,7 +252,7 @@ class TestAPackageOfAUsersOwn:
         install(tmp_path / "site", one)
         install(tmp_path / "site", one.replace("my_package", "other"), name="other")
         (says,) = refused(tmp_path / "site", ["list"])
-        assert "is registered as the algorithm 'mine', which there is already" in says
+        assert "is registered as the algorithm 'mine', which already exists" in says
 
     def test_an_entry_point_that_leads_nowhere_is_a_sentence(self, tmp_path):
         """Where it is used; and the list shows it, and all else."""

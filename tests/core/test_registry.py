@@ -163,11 +163,11 @@ class TestRows:
     def test_a_name_is_given_once(self):
         things = table(needing=needing)
         things.register("needing", needing)  # the same again is no clash
-        with pytest.raises(fedmom.FedMomError, match=r"^The thing 'needing' is there already\."):
+        with pytest.raises(fedmom.FedMomError, match=r"^The thing 'needing' already exists\."):
             things.register("needing", every_kind)
 
     def test_a_built_in_name_is_not_overwritten(self):
-        with pytest.raises(fedmom.FedMomError, match="The algorithm 'fedmom' is there already"):
+        with pytest.raises(fedmom.FedMomError, match="The algorithm 'fedmom' already exists"):
             fedmom.ALGORITHMS.register("fedmom", every_kind)
 
     def test_a_module_is_imported_when_its_function_is_asked_for(self, tmp_path, monkeypatch):

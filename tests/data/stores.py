@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedmom.data.federated import Features
-from fedmom.data.packer import Packer
 from fedmom.data.sources.shakespeare import from_roles
+from fedmom.data.store.writer import Packer
 
 IMAGES = {"x": ("uint8", (4, 4)), "y": ("uint8", ())}
 

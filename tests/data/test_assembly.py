@@ -75,16 +75,16 @@ def test_data_without_classes_is_dealt_by_chance(spec):
 
 @pytest.mark.parametrize("spec", ["dirichlet:clients=3", "shards:clients=3"])
 def test_data_without_classes_is_not_dealt_by_class(spec):
-    with pytest.raises(FedMomError, match=r"labels are no classes. Take iid or quantity"):
+    with pytest.raises(FedMomError, match=r"labels are not classes. Use iid or quantity"):
         dealt(spec, None, np.zeros(30, bool))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "who has which row"),
+        ({}, "no client IDs given"),
         ({"client_ids": [0, 1, 2], "partition": "iid:clients=2"}, "Give one of the two"),
-        ({"client_ids": [0] * 3, "test_fraction": 0.5, "is_test": [0, 0, 1]}, "marked already"),
+        ({"client_ids": [0] * 3, "test_fraction": 0.5, "is_test": [0, 0, 1]}, "already marked"),
         ({"client_ids": [0] * 3, "test_fraction": 0}, "above 0 and below 1"),
         ({"client_ids": [0] * 3, "test_fraction": float("nan")}, "above 0 and below 1"),
         ({"client_ids": [0] * 3, "test_fraction": 0.5, "seed": -1}, "seed=-1"),
@@ -192,7 +192,7 @@ def test_a_task_that_is_given_counts():
         ([1e300, 1], "classes", "label of row 0 is 1e"),
         ([float("nan"), 1], "classes", "label of row 0 is nan"),
         ([1e300, 1], "regression", "label of row 0 is 1e"),
-        (["a", "b"], "regression", "are no numbers"),
+        (["a", "b"], "regression", "are not numbers"),
         ([["a", "b"], ["a", "a"]], "multilabel", "are not 0 and 1"),
         ([[0, 1], [1, 2]], "multilabel", "label of row 1, column 1 is 2.*0 or 1"),
         ([0, 1], "multilabel", r"shape \(2,\); task multilabel needs \(2, labels\)"),

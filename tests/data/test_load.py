@@ -8,7 +8,7 @@ import pytest
 
 from fedmom.core.errors import FedMomError
 from fedmom.data import DATASETS, FORMATS, load, locate, path_of
-from fedmom.data.save import save_store
+from fedmom.data.store.writer import save_store
 from tests.conftest import population
 
 
@@ -61,7 +61,7 @@ def test_a_prepared_dataset_goes_by_its_name(tmp_path, monkeypatch):
 
 def test_a_path_that_is_no_dataset_is_refused_with_the_formats(tmp_path):
     (tmp_path / "notes.md").write_text("nothing")
-    with pytest.raises(FedMomError, match="no dataset that is read here") as error:
+    with pytest.raises(FedMomError, match="is not a known dataset") as error:
         load(str(tmp_path / "notes.md"))
     assert all(form in str(error.value) for form in FORMATS)
 
@@ -89,7 +89,7 @@ def test_a_path_may_have_options_and_colons(own, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "who has which row"),
+        ("", "no client IDs given"),
         ("tests=0.5", "no option 'tests'. Its options: test_fraction, seed, task, partition"),
         ("test_fraction=half", "test_fraction='half' is not of type"),
         ("seed=-1,partition=iid:clients=2", "seed=-1 is not between 0 and"),

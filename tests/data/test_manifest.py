@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.checksums import check_store
-from fedmom.data.save import save_store
-from fedmom.data.store import open_store
+from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.writer import save_store
 from tests.data.stores import one_client_store, texts
 
 

@@ -19,16 +19,15 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder
-from fedmom.data import checksums, leaf_sampling, load, statistics
+from fedmom.data import leaf_sampling, load, summary
 from fedmom.data.batches import place, read_rows, reader
-from fedmom.data.cache import cached
-from fedmom.data.checksums import check_store, remember
 from fedmom.data.federated import Features, FederatedData, Split
-from fedmom.data.fingerprint import facts
-from fedmom.data.manifest import read_manifest
 from fedmom.data.partition import repartition
-from fedmom.data.save import save_store
-from fedmom.data.store import open_store
+from fedmom.data.store import reader as store_reader
+from fedmom.data.store.manifest import read_manifest
+from fedmom.data.store.reader import check_store, open_store, remember
+from fedmom.data.store.writer import cached, save_store
+from fedmom.data.summary import facts
 from fedmom.models import build
 from tests import by_hand
 from tests.conftest import population
@@ -104,7 +103,7 @@ def test_every_view_is_saved_as_it_is_seen(tmp_path, view):
     save_store(data, tmp_path / "s", {"view": view})
     assert_same(data, open_store(tmp_path / "s"))
     assert check_store(tmp_path / "s") == []
-    assert statistics.faults(open_store(tmp_path / "s")) == []
+    assert summary.faults(open_store(tmp_path / "s")) == []
 
 
 def test_overlapping_windows_cost_the_text(tmp_path):
@@ -152,8 +151,8 @@ import sys, time
 import numpy as np
 from pathlib import Path
 from fedmom.data.federated import Features, FederatedData, Split
-from fedmom.data.fingerprint import facts
-from fedmom.data.packer import Packer
+from fedmom.data.summary import facts
+from fedmom.data.store.writer import Packer
 with Packer(Path(sys.argv[1]), name="t", features=Features("image", (4, 4), 10),
             columns={"x": ("uint8", (4, 4)), "y": ("uint8", ())}, source={}) as pack:
     for k in range(10**9):
@@ -271,8 +270,8 @@ def test_opening_does_not_read_the_data(tmp_path):
 def test_checksums_are_compared_on_the_first_use_and_after_a_change(tmp_path, monkeypatch):
     folder = one_client_store(tmp_path / "s")
     compared = []
-    real = checksums.check_store
-    monkeypatch.setattr(checksums, "check_store", lambda f: compared.append(f) or real(f))
+    real = store_reader.check_store
+    monkeypatch.setattr(store_reader, "check_store", lambda f: compared.append(f) or real(f))
     open_store(folder)
     assert compared == []  # they were made here
     there = folder.rename(tmp_path / "elsewhere")
@@ -290,7 +289,7 @@ def test_checksums_are_compared_on_the_first_use_and_after_a_change(tmp_path, mo
 def test_labels_outside_the_classes_are_faults(tmp_path):
     with packer(tmp_path / "s", features=Features("image", (4, 4), 2)) as pack:
         pack.add("a", {"x": np.ones((3, 4, 4)), "y": np.arange(3)}, train=(0, 2), test=(2, 1))
-    assert "a label 2 is outside 0..1" in " ".join(statistics.faults(open_store(tmp_path / "s")))
+    assert "a label 2 is outside 0..1" in " ".join(summary.faults(open_store(tmp_path / "s")))
 
 
 TASKS = {
@@ -321,7 +320,7 @@ def test_labels_of_every_task_are_kept_and_read_in_their_type(tmp_path, task):
     _, read = reader(two.features)(two.arrays, jnp.array([0, 1, 2]))
     assert read.dtype == y.dtype
     np.testing.assert_array_equal(read, y)
-    assert statistics.faults(two) == []
+    assert summary.faults(two) == []
     others = [
         dataclasses.replace(one, features=Features("vector", (4,), classes)),
         dataclasses.replace(one, class_names=None),
@@ -347,11 +346,11 @@ def test_processes_that_open_a_store_together_do_not_disturb_each_other(tmp_path
     save_store(population([3, 2]), tmp_path / "store", {})
     for mark in cache_folder().glob("verified/*"):
         mark.unlink()
-    write = checksums.write_atomic
+    write = store_reader.write_atomic
 
     def late(path, content):
         write(path, content)  # the other process
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(checksums, "write_atomic", late)
+    monkeypatch.setattr(store_reader, "write_atomic", late)
     assert open_store(tmp_path / "store").clients == 2

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from fedmom.flower.launch import free_port
 from fedmom.flower.layout import create
-from fedmom.flower.programs import free_port
 
 PATIENCE = 180.0  # seconds, on a machine that does other things beside
 DATA = "synthetic:clients=3,alpha=0.5"

@@ -233,4 +233,4 @@ def test_a_device_that_is_stopped_says_so_to_the_server(field):
     before = log.read_text().count("Deactivated node_id")
     assert field.end("device-1") == 130
     assert log.read_text().count("Deactivated node_id") == before + 1
-    assert "This device takes part no longer" in field.printed("device-1")
+    assert "This device no longer takes part" in field.printed("device-1")

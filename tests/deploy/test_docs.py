@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedmom.flower.control import Control
+from fedmom.flower.launch import free_port
 from fedmom.flower.layout import open_deployment
-from fedmom.flower.programs import free_port
 from tests.cli.command import invoke
 from tests.deploy.field import PATIENCE, Field
 from tests.deploy.test_deployment import lines
@@ -66,7 +66,7 @@ class Reader:
         assert "3 of 3 rounds, finished" in printed
 
     def add_device(self, _line, words):
-        assert "Take this folder to the device" in invoke(*words[1:])
+        assert "Copy this folder to the device" in invoke(*words[1:])
         assert open_deployment(self.folder / "far").keys.keys() >= {"device-3", "kitchen"}
 
     def nginx(self, _line, words):  # run in test_faults.py

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmom.flower import programs
+from fedmom.flower import launch
 from tests.deploy.field import PATIENCE, Field
 from tests.runtimes.device_grid import LoopGrid
 
@@ -58,7 +58,7 @@ def test_the_pytorch_app_runs_on_real_nodes(tmp_path):
             text=True,
             check=False,
             timeout=4 * PATIENCE,
-            env=programs.environment(field.path / "server" / "flwr"),
+            env=launch.environment(field.path / "server" / "flwr"),
         )
         return re.findall(r"round (\d+): accuracy", done.stdout), done.stdout + done.stderr
 
@@ -70,4 +70,4 @@ def test_the_pytorch_app_runs_on_real_nodes(tmp_path):
         assert told == ["1", "2"], printed + field.all_printed()
         told, printed = run(4)
         assert told == ["3", "4"], printed
-        assert "Going on after round 2" in printed
+        assert "Resuming after round 2" in printed

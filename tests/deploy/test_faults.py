@@ -62,9 +62,9 @@ def test_a_server_app_that_is_killed_goes_on_from_its_checkpoint(field, tmp_path
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_goes_on(field, tmp_path):
     field.run("run", *options(**HOW, runtime="flower:devices=3,least=2,deadline=120"))
     begun(field, field.folder / "run", 2)
-    kill(processes(field, field.path / "server", "fedmom.flower.superlink"))
+    kill(processes(field, field.path / "server", "fedmom.flower.launch"))
     assert field.finished(patience=LONG) == 0, field.all_printed()
-    assert "is started again" in field.printed("server")
+    assert "is restarted" in field.printed("server")
     assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
 
 
@@ -126,7 +126,7 @@ def test_devices_that_may_not_take_part_are_told_so(field, tmp_path):
         timeout=PATIENCE,
     )
     assert done.returncode == 2
-    assert "its certificate is not of the CA" in done.stderr
+    assert "its certificate is not signed by the CA" in done.stderr
     assert other.address == field.deployment.address
     unregistered = tmp_path / "unregistered"
     shutil.copytree(theirs, unregistered)

@@ -15,14 +15,14 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom import from_arrays
 from fedmom.core.errors import FedMomError
-from fedmom.data.save import save_store
+from fedmom.data.store.writer import save_store
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
-from fedmom.flower import certificates, layout, node, programs, run_process
+from fedmom.flower import certificates, launch, layout, node, server_process
 from fedmom.flower.control import packed_app, settings_of
 from fedmom.flower.device_end import own_data, respond
-from fedmom.flower.run_process import follow
-from fedmom.reports import devices as device_table
+from fedmom.flower.server_process import follow
+from fedmom.reports import result_tables
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.population import from_json, natural
 from tests.cli.command import invoke, refused
@@ -90,9 +90,9 @@ def test_options_that_a_run_under_way_does_not_take_are_told(tmp_path):
     experiment = settings.parse({"data": "synthetic:clients=3", "rounds": 20, "lr": 0.1})
     RunFolder.create(tmp_path / "run", experiment)
     wanted = settings.parse({"data": "synthetic:clients=3", "rounds": 50, "lr": 0.1})
-    told = run_process._unused(tmp_path / "run", wanted, {"rounds": 50, "lr": 0.1})
+    told = server_process._unused(tmp_path / "run", wanted, {"rounds": 50, "lr": 0.1})
     assert told == "rounds 50 (it has 20)"
-    assert not run_process._unused(tmp_path / "new", wanted, {"rounds": 50})
+    assert not server_process._unused(tmp_path / "new", wanted, {"rounds": 50})
 
 
 def test_secrets_are_their_owners_alone(tmp_path):
@@ -120,8 +120,8 @@ def test_the_certificate_is_for_the_address_and_for_this_machine(tmp_path):
 def test_tls_and_keys_are_the_default_of_every_program(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
     device = layout.open_device(tmp_path / "fl" / "devices" / "device-1")
-    server = programs.superlink(deployment)
-    supernode = programs.supernode(device, 9101, "mine.npz", None)
+    server = launch.superlink(deployment)
+    supernode = launch.supernode(device, 9101, "mine.npz", None)
     assert "--enable-supernode-auth" in server
     assert "--auth-supernode-private-key" in supernode
     assert "--insecure" not in server + supernode
@@ -131,7 +131,7 @@ def test_insecure_is_for_one_machine(tmp_path):
     text = refused("deploy", "init", tmp_path / "a", "--insecure", "--address", "10.0.0.1:8443")
     assert "10.0.0.1 is another" in text
     invoke("deploy", "init", tmp_path / "b", "--insecure")
-    assert "--insecure" in programs.superlink(layout.open_deployment(tmp_path / "b"))
+    assert "--insecure" in launch.superlink(layout.open_deployment(tmp_path / "b"))
     device = tmp_path / "b" / "devices" / "device-1"
     text = refused("deploy", "device", device, "--data", "synthetic", "--server", "10.0.0.1:8443")
     assert "insecure is for trials on one machine, and 10.0.0.1 is another" in text
@@ -152,18 +152,18 @@ def test_an_address_that_is_none_is_refused(tmp_path, address):
 def test_a_folder_that_holds_a_deployment_is_left_alone(tmp_path):
     layout.create(tmp_path / "fl", "127.0.0.1:8443", 1)
     key = (tmp_path / "fl" / "server" / "ca.key").read_bytes()
-    assert "holds a deployment already" in refused("deploy", "init", tmp_path / "fl")
+    assert "already holds a deployment" in refused("deploy", "init", tmp_path / "fl")
     assert (tmp_path / "fl" / "server" / "ca.key").read_bytes() == key
 
 
 SERVERS = {
-    b"address = 5": "does not say 'address'",
+    b"address = 5": "has no text 'address'",
     b"address = [": "is not valid TOML",
     b"a = " + b"[" * 5000: "is not valid TOML",
     b"\xff": "is not valid TOML",
-    b'address = "a:1"': "does not say 'listen'",
+    b'address = "a:1"': "has no text 'listen'",
     b'address = "a:1"\nlisten = "here"': "is not an address",
-    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "insecure = 'false' is not",
+    b'address = "a:1"\nlisten = "127.0.0.1:1"\ninsecure = "false"': "not 'false'",
 }
 
 
@@ -175,10 +175,10 @@ def test_a_damaged_deployment_is_a_sentence(tmp_path, content, says):
 
 
 DEVICES = {
-    b"": "does not say 'name'",
-    b'name = "a"\nserver = 5': "does not say 'server'",
+    b"": "has no text 'name'",
+    b'name = "a"\nserver = 5': "has no text 'server'",
     b'name = "a"\nserver = "here"': "is not an address",
-    b'name = "a"\nserver = "127.0.0.1:80"\ninsecure = 1': "insecure = 1 is not a value",
+    b'name = "a"\nserver = "127.0.0.1:80"\ninsecure = 1': "must be true or false, not 1",
 }
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_device_is_a_sentence(tmp_path, content, says):
 def test_a_damaged_certificate_is_named(tmp_path, content):
     layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
     (tmp_path / "fl" / "server" / "ca.pem").write_bytes(content)
-    assert "ca.pem is no certificate" in refused("deploy", "status", tmp_path / "fl")
+    assert "ca.pem is not a certificate" in refused("deploy", "status", tmp_path / "fl")
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"ssh-rsa AAAA", b"\xff"])
@@ -205,7 +205,7 @@ def test_a_damaged_key_of_a_device_is_named(tmp_path, content):
 def test_an_app_without_a_table_of_settings_is_refused(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
     (deployment.app / "pyproject.toml").write_text("[tool.flwr.app]\nconfig = 5\n")
-    assert "is no Flower app's" in refused("deploy", "run", tmp_path / "fl")
+    assert "is not a Flower app's" in refused("deploy", "run", tmp_path / "fl")
 
 
 ONE = {"key": "k", "name": "a", "train": 3, "test": 0}
@@ -253,7 +253,7 @@ def test_what_is_missing_is_said(tmp_path):
     assert "from the server's devices/" in refused(
         "deploy", "device", tmp_path, "--data", "synthetic"
     )
-    layout.create(tmp_path / "fl", f"127.0.0.1:{programs.free_port()}", 1)
+    layout.create(tmp_path / "fl", f"127.0.0.1:{launch.free_port()}", 1)
     for words in (("run", tmp_path / "fl"), ("status", tmp_path / "fl")):
         text = refused("deploy", *words)
         assert "does not answer" in text
@@ -288,7 +288,7 @@ def test_a_device_is_one_client(tmp_path):
         own_data({"data": where})
     assert own_data({"data": where, "client": 2}).train.size.tolist() == [3]
     assert own_data({"data": where, "client": "bob"}).users == ["bob"]
-    with pytest.raises(FedMomError, match="--client dan is no client"):
+    with pytest.raises(FedMomError, match="--client dan is not a client"):
         own_data({"data": where, "client": "dan"})
     with pytest.raises(FedMomError, match="without data"):
         own_data({})
@@ -333,14 +333,14 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
         write(event)
     with (tmp_path / journal.EVENTS).open("a") as file:
         file.write('{"event": "ans')  # torn by a kill
-    table = device_table.grid(tmp_path, {0: "its update is not finite"})
+    table = result_tables.device_grid(tmp_path, {0: "its update is not finite"})
     assert table.rows[0][:6] == ["ann", "1,200", "1", "1", "2.0", "0"]
     assert table.rows[0][-1] == "its update is not finite"
     assert table.rows[1][:6] == ["bob", "7", "2", "2", "2.5", "1"]
     assert [row[6] for row in table.rows] == ["online", "offline"]
     assert table.rows[1][-2:] == ["trained, round 2", "it is offline"]
     assert table.note.endswith(": 1.")
-    assert device_table.grid(tmp_path / "elsewhere", {}) is None
+    assert result_tables.device_grid(tmp_path / "elsewhere", {}) is None
 
 
 def test_the_settings_of_the_template_are_settings(tmp_path):

@@ -18,16 +18,16 @@ def prepared(**values):
     return build.prepare(settings.parse({**SMALL, **values}))
 
 
-def run(path, watchers=(), **values):
+def run(path, observers=(), **values):
     """Run in a new folder; return the result."""
     experiment = prepared(**values)
-    return execute(RunFolder.create(path, experiment.config), experiment, list(watchers))
+    return execute(RunFolder.create(path, experiment.config), experiment, list(observers))
 
 
-def resume(path, watchers=(), **how):
+def resume(path, observers=(), **how):
     """Go on with what is in a folder, from its files alone; return the result."""
     folder = RunFolder.open(path)
-    return execute(folder, build.prepare(folder.settings()), list(watchers), **how)
+    return execute(folder, build.prepare(folder.settings()), list(observers), **how)
 
 
 def edit_config(path, before, after):
@@ -60,35 +60,26 @@ def logs(path):
     return rounds, opened.rows("evals.jsonl")
 
 
-class Watcher:
+class Observer:
     """Notes what it is told."""
 
     def __init__(self):
         self.began, self.rounds, self.evaluations = [], [], []
 
-    def begin(self, _experiment, round_):
-        self.began.append(round_)
-
-    def round(self, record):
-        self.rounds.append(record.round)
-
-    def evaluated(self, rows):
-        self.evaluations.append(rows[0]["round"])
+    def __call__(self, event):
+        (self.rounds if event.record else self.began).append(event.round)
+        if event.evals:
+            self.evaluations.append(event.round)
 
 
-class StopAt(Watcher):
-    """A watcher that presses Ctrl-C."""
+class StopAt:
+    """An observer that presses Ctrl-C when a round begins."""
 
-    def __init__(self, round_=None, evaluation=None):
-        super().__init__()
-        self.round_, self.evaluation = round_, evaluation
+    def __init__(self, round_):
+        self.round_ = round_
 
-    def round(self, record):
-        if record.round == self.round_:
-            raise KeyboardInterrupt
-
-    def evaluated(self, rows):
-        if rows[0]["round"] == self.evaluation:
+    def __call__(self, event):
+        if event.round == self.round_ - 1:
             raise KeyboardInterrupt
 
 

@@ -18,4 +18,4 @@ def remembering(learning_rate: float = 1.0, *, keep: float = 0.5) -> Algorithm:
         sent = jax.tree.map(lambda a, b, last: a - b + keep * last, params, w, state["last"])
         return sent, {"last": sent, "asked": state["asked"] + 1}, {"loss": loss}
 
-    return Algorithm(optax.sgd(learning_rate), Client(run, init))
+    return Algorithm(optax.sgd(learning_rate), client=Client(run, init))

@@ -22,8 +22,8 @@ from fedmom.training.samplers import cohort
 from tests.experiments import stateful
 from tests.experiments.small import (
     SMALL,
+    Observer,
     StopAt,
-    Watcher,
     checkpoint_bytes,
     logs,
     pointer,
@@ -165,12 +165,22 @@ def test_an_averaged_run_trains_as_without_and_evaluates_the_mean_of_its_models(
     ids=str,
 )
 @pytest.mark.usefixtures("remembering")
-def test_resume_after_ctrl_c_is_the_run_that_never_stopped(tmp_path, values):
+def test_resume_after_ctrl_c_is_the_run_that_never_stopped(tmp_path, monkeypatch, values):
+    """Between rounds, and after a line or an evaluation was written, before its round counts."""
     whole = run(tmp_path / "whole", **values)
-    for name, stop in (("round", StopAt(round_=7)), ("evaluation", StopAt(evaluation=8))):
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / name, [stop], **values)
-        assert 6 <= pointer(tmp_path / name)["round"] < 8
+    append = RunFolder.append
+
+    def interrupted(self, name, rows):
+        append(self, name, rows)
+        if self.path.name == name and rows[0]["round"] == 8:
+            raise KeyboardInterrupt
+
+    for name in ("after", "rounds.jsonl", "evals.jsonl"):
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path / name, [StopAt(round_=9)], **values)
+        assert pointer(tmp_path / name)["round"] == (8 if name == "after" else 7)
         result = resume(tmp_path / name)
         assert checkpoint_bytes(result.path) == checkpoint_bytes(whole.path)
         assert logs(result.path) == logs(whole.path)
@@ -260,19 +270,19 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
 def test_a_finished_run_stays_as_it_is(tmp_path):
     first = run(tmp_path / "r")
     before = {p: p.read_bytes() for p in sorted(first.path.rglob("*")) if p.is_file()}
-    watcher = Watcher()
-    again = resume(tmp_path / "r", [watcher])
+    observer = Observer()
+    again = resume(tmp_path / "r", [observer])
     assert again == first
     assert {p: p.read_bytes() for p in sorted(first.path.rglob("*")) if p.is_file()} == before
-    assert (watcher.began, watcher.rounds, watcher.evaluations) == ([12], [], [])
+    assert (observer.began, observer.rounds, observer.evaluations) == ([12], [], [])
 
 
-def test_watchers_are_told_of_every_round_once(tmp_path):
-    watcher = Watcher()
-    run(tmp_path / "r", [watcher], rounds=6)
-    assert watcher.began == [0]
-    assert watcher.rounds == [1, 2, 3, 4, 5, 6]
-    assert watcher.evaluations == [0, 4, 6]
+def test_observers_are_told_of_every_round_once(tmp_path):
+    observer = Observer()
+    run(tmp_path / "r", [observer], rounds=6)
+    assert observer.began == [0]
+    assert observer.rounds == [1, 2, 3, 4, 5, 6]
+    assert observer.evaluations == [0, 4, 6]
 
 
 @pytest.mark.parametrize(("rounds", "saved"), [(12, [0, 4, 8, 12]), (10, [0, 4, 8, 10])])
@@ -310,7 +320,7 @@ def test_a_run_that_diverges_is_a_result_and_keeps_its_last_good_round(tmp_path)
     assert (result.stop, result.diverged, result.status) == ("diverged", True, "diverged")
     assert (result.done, result.finished) == (6, False)
     assert result.why.startswith("Round 7: client ")
-    assert "take a smaller --lr" in result.why
+    assert "use a smaller --lr" in result.why
     fact = json.loads((tmp_path / "r" / "stopped.json").read_bytes())
     assert fact == {"kind": "diverged", "why": result.why}
     assert pointer(tmp_path / "r")["round"] == 6
@@ -340,15 +350,15 @@ def test_a_server_step_beyond_the_numbers_is_named_and_not_saved(tmp_path, value
 def test_a_run_that_diverged_is_tried_again_from_its_last_good_round(tmp_path):
     first = run(tmp_path / "r", lr=TOO_LARGE_LATER)
 
-    class Looks(Watcher):
-        def begin(self, _experiment, round_):
-            super().begin(_experiment, round_)
+    class Looks(Observer):
+        def __call__(self, event):
+            super().__call__(event)
             assert not (tmp_path / "r" / "stopped.json").exists()  # not while it is tried
 
-    watcher = Looks()
-    again = resume(tmp_path / "r", [watcher])
+    observer = Looks()
+    again = resume(tmp_path / "r", [observer])
     assert (again.stop, again.why, again.evals) == (first.stop, first.why, first.evals)
-    assert watcher.began == [6]
+    assert observer.began == [6]
     # What a user may do: take a smaller step, and go on.
     config = tmp_path / "r" / "config.toml"
     config.write_text(

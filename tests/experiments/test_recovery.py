@@ -1,6 +1,7 @@
 """Damaged logs and checkpoints: mended where that is sure, refused otherwise, nothing lost."""
 
 import json
+import math
 import re
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import fedmom
+from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
 from fedmom.experiments.folder import RunFolder
 from fedmom.reports import run_page
@@ -115,6 +117,9 @@ def test_a_bad_line_is_named_and_nothing_is_touched(tmp_path, whole, name, line,
         ("rounds.jsonl", "cohort", 5),
         ("rounds.jsonl", "diagnostics", 5),
         ("rounds.jsonl", "diagnostics", {"drift": "far"}),
+        ("rounds.jsonl", "metrics", [0.1]),
+        ("rounds.jsonl", "metrics", {"client/drift": "far"}),
+        ("rounds.jsonl", "metrics", {"clip/share": True}),
         ("evals.jsonl", "split", 0),
         ("evals.jsonl", "loss", float("nan")),
         ("evals.jsonl", "accuracy_p50", []),
@@ -126,6 +131,16 @@ def test_a_value_that_no_run_writes_is_named(tmp_path, whole, name, key, value):
     (tmp_path / name).write_text(json.dumps(row) + "\n")
     with pytest.raises(fedmom.FedMomError, match=f"line 1 cannot be used: its {key} is "):
         RunFolder(tmp_path).rows(name)
+
+
+def test_metrics_of_a_method_are_read_if_they_are_numbers(tmp_path, whole):
+    row = json.loads(lines_of(whole / "rounds.jsonl")[0])
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(row | {"metrics": {"a/b": 1.5}}) + "\n")
+    (found,) = RunFolder(tmp_path).rows("rounds.jsonl")
+    assert found["metrics"] == {"a/b": 1.5}
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(row | {"metrics": {"a": math.nan}}) + "\n")
+    with pytest.raises(FedMomError, match="its metrics is"):
+        RunFolder(tmp_path).rows("rounds.jsonl")
 
 
 @pytest.mark.parametrize("torn", [b'{"round": 8, "coh', b"\0\0\0", b"5", b"\xff"])
@@ -166,7 +181,7 @@ def test_a_log_shorter_than_its_checkpoint_is_noticed_and_the_rounds_are_run_aga
     log.write_bytes(b"".join(lines_of(log)[:left]))
     _, said = resume(folder)
     assert f"{log} has {left} whole lines, fewer than the" in said
-    assert "Going on from the checkpoint before it, of round 4" in said
+    assert "Resuming from the checkpoint before it, of round 4" in said
     assert_as_never_stopped(folder, whole)
 
 
@@ -218,7 +233,7 @@ def test_a_damaged_pointer_leads_to_the_checkpoint_before(folder, whole, content
     assert RunFolder(folder).saved_round() in (None, 10**9)
     _, said = resume(folder)
     assert str(folder / "checkpoint" / "checkpoint.json") in said
-    assert "Going on from the checkpoint before it, of round 4" in said
+    assert "Resuming from the checkpoint before it, of round 4" in said
     assert_as_never_stopped(folder, whole)
     kept = files_in(folder / "checkpoint")
     assert kept["checkpoint.json.aside-1"] == content
@@ -276,7 +291,7 @@ def test_without_a_checkpoint_before_it_damage_is_a_sentence(folder, content):
         damage_pointer(folder, content)
     text = refusal(folder)
     assert "damaged" in text or "is of round 1000000000, but config.toml has rounds = 12" in text
-    assert "Put the file back from a copy, or start again in another folder" in text
+    assert "Restore the file from a copy, or start again in another folder" in text
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on(folder, whole):

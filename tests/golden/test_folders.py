@@ -10,9 +10,9 @@ import pytest
 
 from fedmom.experiments import results
 from fedmom.reports import drawing, run_page
-from fedmom.reports.html.build import render
+from fedmom.reports.html.render import render
 from fedmom.reproduction import plan
-from fedmom.theory import advice
+from fedmom.theory import lr_advice
 from tests.cli.command import invoke, words
 from tests.golden import make
 from tests.golden.cases import PAPER_SCALE
@@ -132,11 +132,11 @@ def test_the_command_reports_all_of_them_on_one_page(copied, tmp_path):
 
 def test_what_experiments_found_is_read_from_them(copied):
     folder = copied("sweep_finished")
-    best = advice.found_best(folder, "synthetic:clients=6", "logreg", "fedmom")
+    best = lr_advice.found_best(folder, "synthetic:clients=6", "logreg", "fedmom")
     runs = [results.read(folder / f"lr0.01_seed{seed}") for seed in (0, 1)]
     assert (best.lr, best.rounds, best.seeds, best.tried) == (0.01, 4, 2, 1)
     assert best.accuracy == pytest.approx(sum(r.last("test", "accuracy") for r in runs) / 2)
-    wider = advice.found_best(FOLDERS, "synthetic:clients=6", "logreg", "fedavg")
+    wider = lr_advice.found_best(FOLDERS, "synthetic:clients=6", "logreg", "fedavg")
     assert (wider.lr, wider.rounds) == (0.01, 4)
 
 

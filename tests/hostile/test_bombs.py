@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.data import load, unpacking
+from fedmom.data import load, source_files
 from fedmom.data.federated import Features
 from fedmom.experiments import settings
 from fedmom.models import build
@@ -20,14 +20,14 @@ SIZE = 2**23  # bytes, unpacked: beyond what the tests call large
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch):
-    monkeypatch.setattr(unpacking, "LARGE", 2**20)
-    monkeypatch.setattr(unpacking, "BLOCK", 2**18)
+    monkeypatch.setattr(source_files, "LARGE", 2**20)
+    monkeypatch.setattr(source_files, "BLOCK", 2**18)
 
 
 def gzipped(path, head, unit):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(head + unit * (SIZE // len(unit)), 9))
-    assert path.stat().st_size * unpacking.RATIO < SIZE
+    assert path.stat().st_size * source_files.RATIO < SIZE
     return path
 
 
@@ -62,7 +62,7 @@ def gutenberg(folder):
 
 @pytest.mark.parametrize("kind", [lines, rows, idx, leaf, gutenberg], ids=lambda f: f.__name__)
 def test_a_gzipped_file_is_not_unpacked_without_end(tmp_path, kind):
-    with pytest.raises(FedMomError, match="which no real data has"):
+    with pytest.raises(FedMomError, match="which no real data does"):
         load(str(kind(tmp_path)))
 
 
@@ -73,7 +73,7 @@ def test_a_parquet_column_that_repeats_itself_is_not_read(tmp_path):
     row = pa.array([[0.0] * 2000] * 500, pa.list_(pa.float32()))
     table = pa.table({"u": [0, 1] * 250, "x": row, "y": [0, 1] * 250})
     pq.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(FedMomError, match="column 'x' has 8,000,000 bytes or more"):
+    with pytest.raises(FedMomError, match="column 'x' unpacks to at least 8,000,000 bytes"):
         load(f"{tmp_path / 'x.parquet'}:client=u,label=y")
 
 
@@ -99,8 +99,8 @@ def npz(path, shape, claim=None):
 @pytest.mark.parametrize(
     ("shape", "claim", "says"),
     [
-        ((SIZE // 4, 1), None, "which no real data has"),
-        ((SIZE // 4, 1), SIZE, "which no real data has"),
+        ((SIZE // 4, 1), None, "which no real data does"),
+        ((SIZE // 4, 1), SIZE, "which no real data does"),
         ((-1, 1), None, "has the shape \\(-1, 1\\), which no array has"),
     ],
     ids=["plain", "lies about its length", "negative"],
@@ -121,8 +121,8 @@ def test_an_npz_file_is_not_unpacked_without_end(tmp_path, shape, claim, says):
     ],
 )
 def test_a_label_of_billions_asks_for_no_memory(monkeypatch, model, kind, shape):
-    monkeypatch.setattr("fedmom.core.bounds.machine_memory", lambda: 16 * 10**9)
-    with pytest.raises(FedMomError, match=r"parameters needs .* GB or more"):
+    monkeypatch.setattr("fedmom.core.validation.machine_memory", lambda: 16 * 10**9)
+    with pytest.raises(FedMomError, match=r"parameters needs at least .* GB"):
         build(model, Features(kind, shape, 2**31 - 1))
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmom.data import load, statistics
-from fedmom.data.checksums import check_store
-from fedmom.data.save import save_store
+from fedmom.data import load, summary
 from fedmom.data.sources.arrays import from_npz
 from fedmom.data.sources.shakespeare import from_roles
-from fedmom.data.store import open_store
+from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.writer import save_store
 from tests.conftest import population
 from tests.hostile.mutation import contents, sentence, spoiled
 
@@ -110,8 +109,8 @@ FORMATS |= {"csv": csv, "parquet": parquet, "images": images, "texts": texts}
 def look(path, options=""):
     """Load as a run would, and look at all of it."""
     data = load(f"{path}{options}")
-    statistics.statistics(data)
-    assert statistics.faults(data) == []
+    summary.statistics(data)
+    assert summary.faults(data) == []
     for split in (data.train, data.test):
         assert (split.size >= 0).all()
 

@@ -41,7 +41,7 @@ def finished(*args):
 
 def again(name, folder):
     """What a user calls after a kill: resume, or the same command where nothing had begun."""
-    listed = ("config.toml", "creation.json", "compare.json", "sweep.json")
+    listed = ("config.toml", "compare.json", "sweep.json")
     if name != "prepare" and any((folder / file).exists() for file in listed):
         return ["resume", folder]
     return [*COMMANDS[name], "--out", folder]

@@ -93,19 +93,14 @@ def test_a_hundred_thousand_rounds_keep_memory_and_files_flat(tmp_path):
     """Memory may grow by what the log of rounds needs while it is written: nothing."""
     seen = []
 
-    class Look:
-        def begin(self, _experiment, _round): ...
-
-        def evaluated(self, _rows): ...
-
-        def round(self, record):
-            if record.round % 10_000 == 0:
-                pages = int(Path("/proc/self/statm").read_text().split()[1])
-                seen.append((pages * resource.getpagesize(), open_files()))
+    def look(event):
+        if event.record and event.round % 10_000 == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            seen.append((pages * resource.getpagesize(), open_files()))
 
     values = {"data": "synthetic:clients=6", "lr": 1e-4, "rounds": 100_000, "eval-every": 10_000}
     experiment = build.prepare(settings.parse(values))
-    result = execute(RunFolder.create(tmp_path / "long", experiment.config), experiment, [Look()])
+    result = execute(RunFolder.create(tmp_path / "long", experiment.config), experiment, [look])
     assert result.finished
     memory, files = zip(*seen, strict=True)
     assert len(memory) == 10

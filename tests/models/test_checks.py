@@ -9,10 +9,10 @@ from flax import linen
 
 import fedmom
 from fedmom.experiments.build import prepare
-from fedmom.experiments.objects import named
+from fedmom.experiments.object_names import named
 from fedmom.experiments.settings import parse
 from fedmom.models.adapters import example
-from fedmom.models.checks import check
+from fedmom.models.base import check
 
 CLASSES = fedmom.Features("vector", (4,), 3)
 SEQUENCE = fedmom.Features("vector", (4,), 3, task="sequence")

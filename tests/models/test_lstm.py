@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedmom.data.federated import Features
 from fedmom.models import build
-from fedmom.models._lstm import lstm
+from fedmom.models.kernels.lstm import lstm
 
 CLASSES = 7
 

@@ -11,8 +11,8 @@ import scipy.special
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
 from fedmom.models import MODELS, build
-from fedmom.models._conv_pool import LARGE
 from fedmom.models.base import dropout
+from fedmom.models.kernels import LARGE
 
 IMAGE = Features("image", (28, 28), 62)
 VECTOR = Features("vector", (60,), 10)
@@ -167,7 +167,7 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
     [
         ("char_lstm", IMAGE, "char_lstm reads text data, but this data is image"),
         ("lenet5", TEXT, "lenet5 reads image data"),
-        ("lenet5", Features("image", (8, 8), 2), "12x12 or more, not 8x8"),
+        ("lenet5", Features("image", (8, 8), 2), "at least 12x12, not 8x8"),
         ("lenet", IMAGE, "There is no model 'lenet'. Did you mean 'lenet5'"),
         ("mlp:width=3", VECTOR, "mlp has no option 'width'. Its options: hidden, layers"),
         ("mlp:hidden=0", VECTOR, "hidden=0"),

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html import connections, live
+from fedmom.reports.html import live
 
 
 def view():
@@ -62,8 +62,8 @@ def test_two_hundred_half_open_connections_hold_few_threads(server):
     sockets = half_open(server, 200)
     try:
         assert ask(server)[0] == 200
-        until(lambda: threading.active_count() - before <= connections.MOST + 1)
-        assert len(server.connections) <= connections.MOST
+        until(lambda: threading.active_count() - before <= live.MOST + 1)
+        assert len(server.connections) <= live.MOST
     finally:
         for each in sockets:
             each.close()
@@ -79,7 +79,7 @@ def goes_on(slow):
 
 
 def test_who_sends_slowly_is_cut_off(server, monkeypatch):
-    monkeypatch.setattr(connections, "SECONDS_TO_ASK", 0.2)
+    monkeypatch.setattr(live, "SECONDS_TO_ASK", 0.2)
     (slow,) = half_open(server, 1)
     with slow:
         until(lambda: not goes_on(slow), seconds=15)
@@ -87,15 +87,15 @@ def test_who_sends_slowly_is_cut_off(server, monkeypatch):
 
 
 def test_an_answer_may_take_its_time(server, monkeypatch):
-    monkeypatch.setattr(connections, "SECONDS_TO_ASK", 0.05)
+    monkeypatch.setattr(live, "SECONDS_TO_ASK", 0.05)
     monkeypatch.setattr(server.source, "_look", lambda: time.sleep(0.5) or view())
     assert ask(server)[0] == 200
 
 
 def test_where_all_are_being_answered_more_are_turned_away():
-    pairs = [socket.socketpair() for _ in range(connections.MOST + 1)]
+    pairs = [socket.socketpair() for _ in range(live.MOST + 1)]
     try:
-        open_ = connections.Connections()
+        open_ = live.Connections()
         for one, _ in pairs[:-1]:
             assert open_.admit(one)
             open_.has_asked(one)

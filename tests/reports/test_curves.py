@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedmom.experiments import results
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import FEWEST
+from fedmom.experiments.seed_statistics import FEWEST
 from fedmom.reports import curves
 from tests.reports.runs import make_run, result, round_row
 
@@ -78,11 +78,53 @@ def test_one_run_has_no_band():
 def test_diagnostics_have_a_chart_each():
     notes = [{"drift": 0.1 * r, "cosine": -0.5} if r % 2 else None for r in range(1, 5)]
     rows = [round_row(r + 1, diagnostics=note) for r, note in enumerate(notes)]
-    figure = curves.diagnostics([Group("fedmom", [result(rounds=rows)])])
+    figure = curves.noted("diagnostics", [Group("fedmom", [result(rounds=rows)])])
     assert [chart.title for chart in figure.charts] == ["drift", "cosine"]
     assert figure.charts[0].marks[0].x == [1, 3]
     assert figure.charts[0].marks[0].y == pytest.approx([0.1, 0.3])
-    assert curves.diagnostics([Group("fedmom", [result()])]) is None
+    assert curves.noted("diagnostics", [Group("fedmom", [result()])]) is None
+
+
+def test_metrics_of_the_method_have_a_chart_each_with_a_curve_per_group():
+    def run(seed, scale):
+        rows = [round_row(r, metrics={"noise/std": scale * r + seed}) for r in (1, 2, 3)]
+        return result(rounds=rows, seed=seed)
+
+    first = Group("first", [run(seed, 1.0) for seed in (0, 1, 2)])
+    second = Group("second", [run(0, 10.0)])
+    (chart,) = curves.noted("metrics", [first, second]).charts
+    assert chart.title == "noise/std"
+    over_seeds, single = chart.marks
+    assert [over_seeds.label, single.label] == ["first", "second"]
+    assert over_seeds.y == pytest.approx([2, 3, 4])  # r + the mean of seeds 0, 1, 2
+    expected = stats.ttest_1samp([1, 2, 3], 0).confidence_interval(0.95)
+    assert (over_seeds.low[0], over_seeds.high[0]) == pytest.approx((expected.low, expected.high))
+    assert (single.y, single.low) == ([10, 20, 30], None)
+
+
+def test_minimum_and_maximum_are_a_band_around_their_metric():
+    def row(round_, **more):
+        metrics = {"client/drift": 1.0 * round_, "client/drift/min": 0.0, **more}
+        return round_row(round_, metrics={"alone/max": 7.0, **metrics})
+
+    rows = [row(1, **{"client/drift/max": 5.0}), row(2)]  # the second round has no maximum
+    figure = curves.noted("metrics", [Group("x", [result(rounds=rows)])])
+    assert [chart.title for chart in figure.charts] == [
+        "alone/max",
+        "client/drift (band: min to max)",
+    ]
+    (line,) = figure.charts[1].marks
+    assert (line.x, line.y, line.low) == ([1, 2], [1, 2], [0, 0])
+    assert line.high[0] == 5
+    assert math.isnan(line.high[1])
+
+
+def test_metrics_that_are_not_finite_leave_a_gap():
+    values = [1.0, math.nan, math.inf, 4.0]
+    rows = [round_row(r, metrics={"m": value}) for r, value in enumerate(values, 1)]
+    (chart,) = curves.noted("metrics", [Group("x", [result(rounds=rows)])]).charts
+    assert (chart.marks[0].x, chart.marks[0].y) == ([1, 4], [1, 4])
+    assert curves.noted("metrics", [Group("x", [result(rounds=[round_row(1)])])]) is None
 
 
 def test_long_runs_are_thinned_and_say_so():

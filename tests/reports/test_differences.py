@@ -3,7 +3,7 @@
 import pytest
 
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import Finding
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports import differences
 from tests.reports.runs import result
 
@@ -51,7 +51,7 @@ def test_several_pairs_say_how_they_are_corrected():
 def test_many_groups_are_held_against_the_best_by_name():
     accuracy, _ = differences.families([AVG, MOM, NEAR, OPEN])
     grid = differences.grid(accuracy)
-    assert grid.title.endswith(", each less mom (best mean)")
+    assert grid.title.endswith(", vs. mom (best mean)")
     assert [row[0] for row in grid.rows] == ["avg", "near", "open"]
     assert "for all 6 pairs" in grid.note
     assert differences.sentence(accuracy) == (
@@ -104,9 +104,7 @@ def test_a_comparison_that_was_lost_by_diverging():
 def test_one_seed_has_no_differences_and_says_so():
     assert differences.families([group("a", 0.1), group("b", 0.2)]) == []
     said = differences.sentences([], "a was fast.", {"fedavg": 0.3, "fedmom": 0.3})
-    assert said[0] == (
-        "One seed shows no difference between algorithms: give --seeds 10 for intervals."
-    )
+    assert said[0] == ("One seed is not evidence: use --seeds 10 for confidence intervals.")
     assert said[1] == "a was fast."
     assert "The runs have lr 0.3" in said[2]
     assert len(differences.sentences([], "", {"fedavg": 0.3})) == 2

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from fedmom.reports import drawing, palette
+from fedmom.reports import charts, drawing
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line
 
 X = [0, 10, 20]
@@ -33,17 +33,17 @@ def test_equal_labels_have_equal_colours_in_all_charts():
     first, second = drawing.draw(
         figure(chart(line("a"), line("b"), line("c")), chart(line("c"), line("a")))
     ).axes
-    assert colours(first) == list(palette.LIGHT[:3])
-    assert colours(second) == [palette.LIGHT[2], palette.LIGHT[0]]
+    assert colours(first) == list(charts.LIGHT[:3])
+    assert colours(second) == [charts.LIGHT[2], charts.LIGHT[0]]
 
 
 def test_a_page_may_say_which_colours():
     (axes,) = drawing.draw(figure(chart(line("a"))), {"a": 3}).axes
-    assert colours(axes) == [palette.LIGHT[3]]
+    assert colours(axes) == [charts.LIGHT[3]]
 
 
 def test_more_labels_than_colours_stay_apart(tmp_path):
-    labels = [f"run {i}" for i in range(len(palette.LIGHT) * len(drawing.DASHES))]
+    labels = [f"run {i}" for i in range(len(charts.LIGHT) * len(drawing.DASHES))]
     (path,) = drawing.save(figure(chart(*map(line, labels))), tmp_path, ["svg"])
     # Colour and dashes of every line, the only strokes of this width.
     looks = re.findall(r'style="(fill: none;[^"]*stroke-width: 1\.3[^"]*)"', path.read_text())

@@ -9,15 +9,15 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import fedmom
-from fedmom.api import progress
+from fedmom.api.live_progress import RunProgress, _score
 from fedmom.cli.report import report
 from fedmom.data.federated import FederatedData, Split, aligned
-from fedmom.experiments import build, logs, pairs, settings
+from fedmom.experiments import build, logs, paired_tests, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, read, target
 from fedmom.experiments.settings import RunConfig
-from fedmom.reports import curves, differences, ranking, run_page, tables
+from fedmom.reports import curves, differences, ranking, result_tables, run_page
 
 K, N, D, OUT = 4, 30, 3, 2
 
@@ -45,8 +45,8 @@ def regression(tmp_path_factory):
     path, data, console = tmp_path_factory.mktemp("runs") / "r", values_of_clients(), io.StringIO()
     values = {"data": "synthetic", "model": "logreg", "rounds": 8, "lr": 0.1, "eval-every": 4}
     experiment = build.prepare(settings.parse({**values, "clients-per-round": 2}), data)
-    watcher = progress.PlainLines(Console(file=console, width=300), "r")
-    execute(RunFolder.create(path, experiment.config), experiment, [watcher])
+    progress = RunProgress(Console(file=console, width=300), {path: experiment})
+    execute(RunFolder.create(path, experiment.config), experiment, [progress])
     return data, read(path), console.getvalue()
 
 
@@ -85,9 +85,9 @@ def test_tables_curves_lines_and_pages_show_them(regression, tmp_path):
     _, run, printed = regression
     last = run.last("test", "mse"), run.last("test", "mae")
     assert f"mse {last[0]:.4f} mae {last[1]:.4f}" in printed.splitlines()[-1]
-    assert progress.score(run.evals[-1]) == f"test mse {last[0]:.3f}"
+    assert _score("test", run.evals[-1]) == f"test mse {last[0]:.3f}"
     groups = [Group("ours", [run])]
-    grid = tables.grid(groups, target(groups))
+    grid = result_tables.grid(groups, target(groups))
     shown = dict(zip(grid.columns, grid.rows[0], strict=True))
     assert (shown["test mse"], shown["test mae"]) == tuple(f"{value:.4g}" for value in last)
     assert shown["p90"] == f"{run.last('test', 'mse_p90'):.4g}"
@@ -111,7 +111,7 @@ def test_the_lower_error_is_ahead_and_ranks_first():
         Group(label, [ended(s, mse=level * (1 + 0.01 * s), lower_is_better=low) for s in range(4)])
         for label, level in (("better", 1.0), ("worse", 2.0))
     )
-    assert pairs.ranking_measure([worse, better]).better == -1
+    assert paired_tests.ranking_measure([worse, better]).better == -1
     family, _ = differences.families([worse, better])
     assert differences.sentence(family).startswith(
         "Test mse over 4 seeds: better is ahead of worse"
@@ -124,13 +124,14 @@ def test_the_lower_error_is_ahead_and_ranks_first():
     assert [row[0] for row in grid.rows] == ["better", "worse"]
     assert target([worse, better]) == pytest.approx(2.06)  # of the runner-up's seeds, the worst
     assert (
-        tables.verdict([worse, better], 1.5) == "Test mse 1.5: better took 1 rounds (no other did)."
+        result_tables.verdict([worse, better], 1.5)
+        == "Test mse 1.5: better took 1 rounds (no other did)."
     )
 
 
 def test_a_model_without_metrics_is_ranked_by_its_loss():
     groups = [Group("a", [ended(0)]), Group("b", [ended(1)])]
-    grid = tables.grid(groups, target(groups))
+    grid = result_tables.grid(groups, target(groups))
     assert "test loss" in grid.columns
     assert "p10" not in grid.columns
     assert [chart.title for chart in curves.evaluations(groups).charts] == [

@@ -10,8 +10,8 @@ from rich.console import Console
 from scipy import stats
 
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import holm
-from fedmom.reports import ranking, tables
+from fedmom.experiments.seed_statistics import holm
+from fedmom.reports import ranking, result_tables
 from tests.reports.runs import result
 
 SEEDS = {  # last accuracies by seed
@@ -52,12 +52,12 @@ def test_a_sweep_is_ranked_and_seeds_are_taken_together():
         "seeds": "2",
         "train loss": "0.300",  # 0.2 and 0.4
         "test accuracy": "0.700",
-        "less the best": "",
+        "vs. best": "",
         "finding": "best",
-        "best on the way": "0.750",  # 0.9 on the way, and 0.6
+        "best so far": "0.750",  # 0.9 on the way, and 0.6
         "stopped": "",
     }
-    assert (none["runs"], none["test accuracy"], none["less the best"]) == ("none", "–", "–")
+    assert (none["runs"], none["test accuracy"], none["vs. best"]) == ("none", "–", "–")
     # One of its runs diverged: what the others came to is no rank.
     assert (poor["runs"], poor["stopped"], poor["test accuracy"]) == ("poor", "1", "0.300")
     assert {none["finding"], poor["finding"]} == {"not enough\nseeds"}
@@ -77,8 +77,8 @@ def test_rows_have_intervals_and_differences_to_the_best_row():
     assert best["test accuracy"] == f"0.815\n±{(high - low) / 2:.3f}"
     apart = stats.ttest_rel(SEEDS["fair"], SEEDS["good"])
     low, high = apart.confidence_interval(0.95)
-    assert fair["less the best"] == f"{(low + high) / 2:+.3f}\n±{(high - low) / 2:.3f}"
-    assert (best["less the best"], best["finding"]) == ("", "best")
+    assert fair["vs. best"] == f"{(low + high) / 2:+.3f}\n±{(high - low) / 2:.3f}"
+    assert (best["vs. best"], best["finding"]) == ("", "best")
     assert alike["finding"].startswith("equal within\n±0.01\np ")
     assert fair["finding"].startswith("behind\np 0.00")
     assert poor["finding"].startswith("not settled\np 0.")
@@ -123,8 +123,8 @@ def test_the_note_warns_of_the_chosen_row_and_of_too_few_seeds():
         return ranking.grid(groups).note
 
     one = [seeded("a", [0.5]), seeded("b", [0.6])]
-    assert "One seed shows no difference: add --grid 'seed=0 1 2 3 4'." in note(one)
-    assert "less the best" not in ranking.grid(one).columns
+    assert "One seed is not evidence: add --grid 'seed=0 1 2 3 4'." in note(one)
+    assert "vs. best" not in ranking.grid(one).columns
     two, four = [seeded(n, [0.5, 0.6]) for n in "ab"], [seeded(*item) for item in SEEDS.items()]
     assert "Not enough seeds for intervals" in note(two)
     assert "for all 6 pairs of rows" in note(four)
@@ -137,8 +137,8 @@ def test_rows_on_other_data_are_not_held_against_the_best(tmp_path):
     here, there = seeded("here", [0.5, 0.6, 0.7]), seeded("there", [0.8, 0.7, 0.9])
     moved = [replace(r, config=r.config.model_copy(update={"data": "x"})) for r in there.runs]
     groups = [here, Group("there", moved)]
-    assert "less the best" in ranking.grid([here, there]).columns
-    assert "less the best" not in ranking.grid(groups).columns
+    assert "vs. best" in ranking.grid([here, there]).columns
+    assert "vs. best" not in ranking.grid(groups).columns
     assert "±" in rows_of(groups)[0]["test accuracy"]
     assert all(r["finding"] == "" for r in read(ranking.write(tmp_path / "s.csv", groups)))
 
@@ -147,6 +147,6 @@ def test_names_have_room_in_a_terminal_of_eighty_columns():
     names = [f"fedmom_lr0.0005_{letter}" for letter in "abcd"]
     groups = [seeded(*item) for item in zip(names, SEEDS.values(), strict=True)]
     console = Console(width=80, file=io.StringIO(), soft_wrap=True)
-    tables.show(console, ranking.grid(groups))
+    result_tables.show(console, ranking.grid(groups))
     for name in names:
         assert name in console.file.getvalue()

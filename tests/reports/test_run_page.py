@@ -83,11 +83,23 @@ def test_the_goal_may_be_chosen(tmp_path):
 
 
 def test_figures_of_a_page_have_names_of_their_own(tmp_path):
-    rows = [round_row(1, diagnostics={"drift": 0.1})]
+    rows = [round_row(1, diagnostics={"drift": 0.1}, metrics={"noise/std": 0.3})]
     run = make_run(tmp_path / "r", done=0)
     run.append("rounds.jsonl", rows)
     names = [figure.name for figure in parts(overview(run.path), Figure)]
-    assert names == ["evaluations", "rounds", "diagnostics"]
+    assert names == ["evaluations", "rounds", "metrics", "diagnostics"]
+
+
+def test_a_live_page_shows_metrics_as_soon_as_a_round_has_some(tmp_path):
+    run = make_run(tmp_path / "r", done=1)
+    titles = [section.title for section in run_page.live_view(run.path).sections]
+    assert "Metrics of the method" not in titles
+    run.append("rounds.jsonl", [round_row(2, metrics={"client/drift": 0.1, "noise/std": 0.3})])
+    (section,) = [
+        s for s in run_page.live_view(run.path).sections if s.title == "Metrics of the method"
+    ]
+    (figure,) = section.parts
+    assert [chart.title for chart in figure.charts] == ["client/drift", "noise/std"]
 
 
 def test_every_figure_is_made_once(tmp_path, monkeypatch):

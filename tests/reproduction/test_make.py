@@ -19,7 +19,7 @@ from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
 from fedmom.reports import drawing
 from fedmom.reproduction import directions, plan, runner
-from fedmom.reproduction.make import make
+from fedmom.reproduction.page import make
 from tests.reproduction.tiny import TINY
 
 ALL = list(plan.PARTS)

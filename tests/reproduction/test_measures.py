@@ -82,16 +82,15 @@ def test_rounds_to_a_target_and_their_median():
     ]
     assert [measures.rounds_to(r, 0.5) for r in runs] == [2, 1, math.inf]
     assert Measures(tuple(runs), 0.5).median_rounds == 2
-    assert Measures(tuple(runs[2:]), 0.5).rounds_text() == "never"
+    assert Measures(tuple(runs[2:]), 0.5).text("rounds") == "never"
 
 
 def test_values_are_by_seed_with_their_interval():
     runs = [run_of([loss] * 6, [0.5] * 6, seed=7 + s) for s, loss in enumerate([1.0, 2.0, 3.0])]
-    found = Measures(tuple(runs), 0.5).loss
-    assert found.of_seeds == {7: 1.0, 8: 2.0, 9: 3.0}
-    assert found.text(2) == "2.00 (-0.48 to 4.48)"  # 2 ± 4.303 · 1 / √3
-    alone = Measures((runs[0],), 0.5).loss
-    assert alone.text(2) == "1.00"
+    found = Measures(tuple(runs), 0.5)
+    assert found.by_seed("loss") == {7: 1.0, 8: 2.0, 9: 3.0}
+    assert found.text("loss", 2) == "2.00 (-0.48 to 4.48)"  # 2 ± 4.303 · 1 / √3
+    assert Measures((runs[0],), 0.5).text("loss", 2) == "1.00"
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=50), st.integers(1, 9))

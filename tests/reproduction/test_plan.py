@@ -90,10 +90,10 @@ class TestSearch:
 
     def tried(self, losses, first=(0.01, 0.03, 0.1)):
         task = replace(TINY.femnist, first_lrs={"fedavg": first}, tuning=(100, 101))
-        choose = lambda grid: min(grid.runs, key=losses)  # noqa: E731
+        choose = lambda grid: min(grid, key=losses)  # noqa: E731
         grid = TINY.search(task, "fedavg", choose)
-        assert all(set(seeds) == {100, 101} for seeds in grid.runs.values())
-        return list(grid.runs)
+        assert all(set(seeds) == {100, 101} for seeds in grid.values())
+        return list(grid)
 
     def test_it_ends_with_the_best_inside(self):
         assert self.tried(lambda lr: abs(lr - 0.03)) == [0.01, 0.03, 0.1]
@@ -106,7 +106,7 @@ class TestSearch:
 
     def test_it_waits_for_its_runs(self):
         grid = TINY.search(TINY.femnist, "fedavg", lambda _: None)
-        assert tuple(grid.runs) == TINY.femnist.first_lrs["fedavg"]
+        assert tuple(grid) == TINY.femnist.first_lrs["fedavg"]
 
     @pytest.mark.parametrize("scale", plan.SCALES.values(), ids=lambda s: s.name)
     def test_first_step_sizes_are_of_the_ladder(self, scale):

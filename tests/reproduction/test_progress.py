@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from fedmom.experiments.settings import RunConfig
-from fedmom.reproduction import progress
+from fedmom.reproduction import runner
 
 SHORT, LONG = RunConfig(rounds=10, seed=0), RunConfig(rounds=10, seed=1)
 
@@ -16,7 +16,7 @@ def told(steps, monkeypatch, seconds=60.0):
     monkeypatch.setattr("time.monotonic", lambda: next(clock, seconds))
     console = Console(file=io.StringIO(), width=200)
     costs = {SHORT: 1.0, LONG: 3.0}
-    with progress.Overall(costs.__getitem__, lambda c: f"run {c.seed}", console) as overall:
+    with runner.Overall(costs.__getitem__, lambda c: f"run {c.seed}", console) as overall:
         steps(overall)
     return console.file.getvalue().splitlines()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmom.reproduction import plan, runner
-from fedmom.reproduction.make import make
+from fedmom.reproduction.page import make
 from tests.reproduction.test_make import QUIET
 from tests.reproduction.test_make import tiny as _tiny
 from tests.reproduction.tiny import TINY

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedmom.experiments.statistics import Finding
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.html import Status
-from fedmom.reproduction import tables, verdicts
+from fedmom.reproduction import paper_tables, verdicts
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.duels import duels
-from fedmom.reproduction.findings import Contest, Entry, Findings
-from fedmom.reproduction.measures import measure
+from fedmom.reproduction.findings import Findings
+from fedmom.reproduction.measures import Choice, Contest, Entry, duels, measure
 from tests.reproduction.tiny import TINY, run_of
 
 
@@ -30,11 +29,12 @@ def method(accuracy, loss, rounds, *, area=None, seeds=5, noise=0.001):
 
 def contest(ours, theirs, where="FEMNIST"):
     runs = {"fedmom": ours, "fedavg": theirs}
-    return Contest(where, {m: Entry(0.1, False, each) for m, each in measure(runs).items()})
+    choice = Choice(0.1, None, at_edge=False)
+    return Contest(where, {m: Entry(choice, each) for m, each in measure(runs).items()})
 
 
 def duel(ours, theirs):
-    (found,) = duels([(contest(ours, theirs), "fedmom", "fedavg")])
+    (found,) = duels([contest(ours, theirs)])
     return found
 
 
@@ -103,7 +103,7 @@ def test_a_family_is_corrected():
     for place in range(40):
         sides = 0.5 + 0.01 * rng.normal(size=(2, 5))
         runs = [[run_of([1.0] * 6, [a] * 6, seed=s) for s, a in enumerate(x)] for x in sides]
-        contests.append((contest(*runs, where=str(place)), "fedmom", "fedavg"))
+        contests.append(contest(*runs, where=str(place)))
     family = duels(contests)
     raw = [d.found["accuracy"].difference.p < 0.05 for d in family]
     assert sum(raw) >= 1
@@ -129,7 +129,7 @@ def test_a_method_that_ends_before_the_others_first_evaluation_is_left_out():
         for run in method(0.8, 1.0, 3)
     ]
     assert {row["round"] for row in late[0].evals} == {0, *range(12, 20)}
-    assert duels([(contest(late, short), "fedmom", "fedavg")]) == []
+    assert duels([contest(late, short)]) == []
 
 
 def findings_over_lr(**curves):
@@ -145,7 +145,7 @@ def test_faster_at_one_step_size_and_not_at_another_holds_in_part():
     (row,) = [r for r in verdicts.judge(findings) if r.claim == "faster"]
     assert (row.where, row.status) == ("FEMNIST, at every γ", Status.PART)
     assert row.numbers == "holds at γ 0.1; does not hold at γ 1; seeds 5"
-    shown = [(line[0], line[1], line[-1]) for line in tables.same_lr(findings).rows]
+    shown = [(line[0], line[1], line[-1]) for line in paper_tables.same_lr(findings).rows]
     assert shown == [("FEMNIST", "0.1", "holds"), ("", "1", "does not hold")]
     # While one of them is missing, there is no verdict.
     unfinished = findings_over_lr(fedavg={0.1: slow}, fedmom={0.1: quick})
@@ -156,7 +156,7 @@ def test_differences_between_settings_are_one_family():
     same = method(0.8, 1.0, 6)
     settings = {"apart": contest(method(0.85, 0.9, 6), same), "alike": contest(same, same)}
     findings = replace(findings_over_lr(), beyond=settings)
-    rows = tables.differences(findings).rows
+    rows = paper_tables.differences(findings).rows
     assert [row[-1] for row in rows] == ["FedMom", "equal"]
     assert rows[0][3].startswith("+0.050 (+0.04")
     assert rows[1][3] == "+0.000 (+0.000 to +0.000), p 1"

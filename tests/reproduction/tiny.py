@@ -42,7 +42,7 @@ TINY = plan.Scale(
 
 def some(grid):
     """A choice before there is any result."""
-    lrs = list(grid.runs)
+    lrs = list(grid)
     return lrs[len(lrs) // 2] if lrs else None
 
 

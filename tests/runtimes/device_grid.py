@@ -15,13 +15,12 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom.data.federated import Split
-from fedmom.runtimes.base import Workload
 from fedmom.runtimes.devices.answer import Owner, answer
 from fedmom.runtimes.devices.client import DeviceClient
 from fedmom.runtimes.devices.link import Link, identity
 from fedmom.runtimes.devices.population import Device, population
 from fedmom.runtimes.devices.runtime import DeviceRuntime
-from fedmom.runtimes.devices.state import StateFolder
+from fedmom.runtimes.devices.state_folder import StateFolder
 
 _PLACES = tempfile.TemporaryDirectory(prefix="devices")  # removed at the end of the process
 
@@ -102,7 +101,7 @@ def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, 
 
     def owner(k):
         mine = part_of(data, k)
-        work = Workload(mine, workload.model, workload.work, workload.algorithm, workload.seed)
+        work = replace(workload, data=mine)
         return Owner(
             data=lambda: mine,
             open=lambda task: DeviceClient(
@@ -121,7 +120,6 @@ def devices(workload, *, folder=None, change=lambda reply: reply, trouble=None, 
         for k in range(data.clients)
     ]
     there = population(run_name(), data.features, known, Link(grid))
-    work = Workload(there, workload.model, workload.work, workload.algorithm, workload.seed)
-    runtime = DeviceRuntime(work, deadline=60.0, least=least)
+    runtime = DeviceRuntime(replace(workload, data=there), deadline=60.0, least=least)
     runtime.grid, runtime.owners = grid, owners
     return runtime

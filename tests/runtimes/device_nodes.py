@@ -6,17 +6,17 @@ are; each node trains on its own client's part of the data.
 """
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 
 from ray import cloudpickle
 
-from fedmom.runtimes.base import Workload
 from fedmom.runtimes.devices.answer import Owner, answer
 from fedmom.runtimes.devices.client import DeviceClient
 from fedmom.runtimes.devices.link import Link, identity
 from fedmom.runtimes.devices.population import Device, natural, population
 from fedmom.runtimes.devices.runtime import DeviceRuntime
-from fedmom.runtimes.devices.state import StateFolder
+from fedmom.runtimes.devices.state_folder import StateFolder
 from tests.runtimes.device_grid import part_of, run_name
 
 GRID = None  # Flower's, in a server app
@@ -34,8 +34,7 @@ def devices(workload):
     link = Link(GRID)
     link.settings = {"workload": base64.b64encode(cloudpickle.dumps(workload)).decode()}
     there = population(run_name(), data.features, known, link)
-    work = Workload(there, workload.model, workload.work, workload.algorithm, workload.seed)
-    return DeviceRuntime(work, deadline=100.0, least=1)
+    return DeviceRuntime(replace(workload, data=there), deadline=100.0, least=1)
 
 
 def respond(message, context):
@@ -46,9 +45,7 @@ def respond(message, context):
         work = cloudpickle.loads(base64.b64decode(task["workload"]))
         number = int(str(context.node_config["client"]))
         assert number == task["client"]
-        mine = Workload(
-            part_of(work.data, number), work.model, work.work, work.algorithm, work.seed
-        )
+        mine = replace(work, data=part_of(work.data, number))
         return DeviceClient(mine, number, StateFolder(place / "state", str(task["run"])))
 
     def keep(text):

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedmom.algorithms import schedules
-from fedmom.algorithms.client import capacity
+from fedmom.algorithms.local_work import capacity
+from fedmom.algorithms.workload import Workload
 from fedmom.core.prng import clients_key
 from fedmom.data.batches import place, reader
-from fedmom.runtimes.base import Block, Failure, Snapshot, Workload
-from fedmom.runtimes.programs import ClientTask, compiled
+from fedmom.runtimes import in_flight
+from fedmom.runtimes.base import Block, Failure, Snapshot
+from fedmom.runtimes.client_programs import ClientTask, compiled
+from fedmom.runtimes.client_states import ClientStates
 from fedmom.runtimes.scoring import Scorer
-from fedmom.runtimes.states import ClientStates
 
 Question = tuple[int, int, Any]  # client, round, broadcast
 
@@ -34,8 +35,9 @@ class Scripted:
         failing: dict[int, str] | None = None,
         change: Callable[[Block], Block | list[Block]] = lambda block: block,
     ) -> None:
-        self._data, self._client = workload.data, workload.client
-        self._work, self._seed = workload.local_work, workload.seed
+        self.workload = workload
+        self._data, self._client = workload.data, workload.method.client
+        self._work, self._seed = workload.work, workload.seed
         self._arrays = place(workload.data.arrays)
         self._scorer = Scorer(workload.model, workload.data, self._arrays)
         self._program = compiled(
@@ -46,6 +48,14 @@ class Scripted:
         self.lost, self.failing = lost or set(), failing or {}
         self._asked: list[Question] = []
         self._committed: list[Question] = []
+
+    runs_method = True
+
+    def prepare(self, cohort, *, sums):
+        """Nothing to prepare."""
+
+    def block_sizes(self, round_, clients, broadcast):  # noqa: ARG002
+        return ()
 
     def ask(self, round_, clients, broadcast):
         self._asked += [(client, round_, broadcast) for client in clients.tolist()]
@@ -102,21 +112,16 @@ class Scripted:
         self._committed = list(self._asked)
 
     def snapshot(self):
-        tensors = self._states.tensors()
-        for i, (client, round_, broadcast) in enumerate(self._committed):
-            tensors[f"asked/{i}"] = np.array([client, round_])
-            for j, leaf in enumerate(jax.tree.leaves(broadcast)):
-                tensors[f"asked/{i}/{j}"] = np.asarray(leaf)
-        return Snapshot(tensors)
+        asked = in_flight.pack(in_flight.of_clients(self._committed))
+        return Snapshot(self._states.tensors() | asked)
 
     def restore(self, snapshot, broadcast):
         self._states.load(snapshot.tensors, broadcast)
-        leaves, form = jax.tree.flatten(broadcast)
-        self._asked = []
-        while (name := f"asked/{len(self._asked)}") in snapshot.tensors:
-            client, round_ = snapshot.tensors[name].tolist()
-            sent = [snapshot.tensors[f"{name}/{j}"] for j in range(len(leaves))]
-            self._asked.append((client, round_, jax.tree.unflatten(form, sent)))
+        self._asked = [
+            (client, asked.round, asked.broadcast)
+            for asked in in_flight.unpack(snapshot.tensors, broadcast)
+            for client in asked.clients
+        ]
         self.commit()
 
     def close(self):

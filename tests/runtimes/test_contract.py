@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.runtimes.base import Block, Workload
-from fedmom.runtimes.cluster.runtime import ray
-from fedmom.runtimes.local import local
-from fedmom.training.admission import Form, malformed, unusable
+from fedmom.algorithms.forms import Form
+from fedmom.core.prng import init_key
+from fedmom.runtimes.base import Block
+from fedmom.runtimes.cluster.runtime import RayRuntime
+from fedmom.runtimes.local import LocalRuntime
+from fedmom.training.admission import malformed, unusable
 from tests import by_hand
-from tests.conftest import population
+from tests.conftest import population, workload_of
 from tests.runtimes.ray_end import ray_ended
 from tests.runtimes.scripted import Scripted
 
 RUNTIMES = {
-    "local": local,
-    "local, vectorized": lambda workload: local(workload, vectorized=True),
+    "local": LocalRuntime,
+    "local, vectorized": lambda workload: LocalRuntime(workload, vectorized=True),
     "scripted": Scripted,
     "scripted, backwards": lambda workload: Scripted(workload, order=lambda asked: asked[::-1]),
 }
@@ -30,7 +32,7 @@ if find_spec("ray") and find_spec("flwr"):  # not where the lowest versions are 
     from tests.runtimes import device_nodes
     from tests.runtimes.device_grid import devices
 
-    RUNTIMES |= {"ray": lambda workload: ray(workload, actors=2), "flower": devices}
+    RUNTIMES |= {"ray": lambda workload: RayRuntime(workload, actors=2), "flower": devices}
     if device_nodes.GRID is not None:  # on real nodes: tests/deploy/test_contract_on_nodes.py
         RUNTIMES = {"flower": device_nodes.devices}
 SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
@@ -71,8 +73,8 @@ def make(request, data, model):
     """Make the runtime under test for an algorithm; all are closed at the end."""
     made = []
 
-    def make(algorithm=None, *, work=SHORT, seed=0):
-        runtime = RUNTIMES[request.param](Workload(data, model, work, algorithm, seed))
+    def make(algorithm=None, *, work=SHORT, seed=0, data=data, model=model):
+        runtime = RUNTIMES[request.param](workload_of(data, model, work, algorithm, seed))
         made.append(runtime)
         return runtime
 
@@ -82,7 +84,7 @@ def make(request, data, model):
 
 
 def model_at(model, seed=0):
-    return fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()), seed).params
+    return model.init(init_key(seed))
 
 
 def asked(runtime, round_, clients, params):
@@ -121,7 +123,7 @@ def counting():
         return update, count + 1, {"loss": jnp.zeros(())}
 
     client = fedmom.Client(run, init=lambda _: jnp.zeros(()))
-    return fedmom.Algorithm(fedmom.fedavg(), client=client)
+    return fedmom.Algorithm(fedmom.servers.fedavg(), client=client)
 
 
 def test_everybody_who_is_asked_answers_once_with_a_usable_reply(make, data, model):
@@ -161,7 +163,7 @@ def test_an_answer_depends_on_seed_round_and_client_alone(make, model, work):
 
 def test_runtimes_agree(make, data, model):
     params = model_at(model)
-    expected = asked(local(Workload(data, model, SHORT, None, 0)), 1, [0, 2, 4], params)
+    expected = asked(LocalRuntime(workload_of(data, model, SHORT, None, 0)), 1, [0, 2, 4], params)
     close(asked(make(), 1, [0, 2, 4], params), expected)
 
 
@@ -210,7 +212,7 @@ def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, m
             raise ZeroDivisionError("in the client")
         return jax.tree.map(lambda w: 2 * w, broadcast), state, {"loss": jnp.zeros(())}
 
-    runtime = make(fedmom.Algorithm(fedmom.fedavg(), client=fedmom.Client(run)))
+    runtime = make(fedmom.Algorithm(fedmom.servers.fedavg(), client=fedmom.Client(run)))
     params = model_at(model)
     runtime.ask(0, np.array([0, 1]), params)
     with pytest.raises(ZeroDivisionError, match="in the client"):
@@ -286,7 +288,7 @@ def test_personal_models_are_evaluated_with_their_clients_state(make, model):
         return [{**params[0], "b": params[0]["b"] + jnp.array([1.0, 0, 0]) * bias}]
 
     client = fedmom.Client(run, init=lambda _: jnp.zeros(()), personal=personal)
-    runtime = make(fedmom.Algorithm(fedmom.fedavg(), client=client))
+    runtime = make(fedmom.Algorithm(fedmom.servers.fedavg(), client=client))
     params = model_at(model)
     plain = make().evaluate(params, "train")
     close(runtime.evaluate(params, "train").sums, plain.sums)  # nobody has been asked
@@ -298,28 +300,129 @@ def test_personal_models_are_evaluated_with_their_clients_state(make, model):
 
 
 def test_training_is_the_same_on_every_runtime(make, data, model):
-    def train(runtime, algorithm):
-        pace = fedmom.synchronous(fedmom.uniform(data.train.size), 3)
-        start = fedmom.start(model, algorithm)
-        options = {"pace": pace, "samples": data.train.size, "rounds": 4}
-        return list(fedmom.train(start, runtime, algorithm, **options))
+    def train(runtime):
+        return list(fedmom.train(runtime, pace=fedmom.synchronous(3), rounds=4))
 
-    method = fedmom.Algorithm(fedmom.fedmom(2.0, 0.9), stages=(fedmom.clip(norm=0.5),))
-    reference = train(local(Workload(data, model, SHORT, method, 0)), method)
-    ours = train(make(method), method)
+    method = fedmom.Algorithm(fedmom.servers.fedmom(2.0, 0.9), stages=(fedmom.clip(norm=0.5),))
+    reference = train(LocalRuntime(workload_of(data, model, SHORT, method)))
+    ours = train(make(method))
     for (state, record), (expected, other) in zip(ours, reference, strict=True):
         close(state.params, expected.params)
         assert (record.cohort, record.replies) == (other.cohort, other.replies)
 
 
+def normed(data, state):
+    """A net that subtracts a running mean of its inputs and scales them; the mean is state."""
+    width = data.features.shape[0]
+
+    def init(key):
+        w = 0.1 * jax.random.normal(key, (width, data.features.classes))
+        return {"w": w, "scale": jnp.ones(width)}, {"mean": jnp.zeros(width)}
+
+    def apply(params, state, x, key):
+        mean = state["mean"] if key is None else 0.9 * state["mean"] + 0.1 * x.mean(0)
+        return (x - mean) * params["scale"] @ params["w"], {"mean": mean}
+
+    return fedmom.model((init, apply), data, has_state=True, state=state)
+
+
+@pytest.mark.parametrize("state", ["average", "local"])
+def test_a_model_with_state_is_trained_and_evaluated_alike_on_every_runtime(make, data, state):
+    net = normed(data, state)
+    method = fedmom.Algorithm(
+        fedmom.servers.fedmom(1.5, 0.9), rule=fedmom.mean("cohort"), stages=(fedmom.clip(norm=0.5),)
+    )
+    ours, reference = make(method, model=net), LocalRuntime(workload_of(data, net, SHORT, method))
+    pace = fedmom.synchronous(3)
+    found = [list(fedmom.train(each, pace=pace, rounds=3)) for each in (ours, reference)]
+    for (after, record), (expected, other) in zip(*found, strict=True):
+        close(after.params, expected.params)
+        assert record.replies == other.replies == 3
+        assert record.metrics == pytest.approx(other.metrics)
+    model_after = found[0][-1][0].params
+    scores = [each.evaluate(model_after, "train") for each in (ours, reference)]
+    np.testing.assert_allclose(scores[0].sums["loss"], scores[1].sums["loss"], rtol=1e-4)
+
+
+@lru_cache
+def reporting():
+    """A method of which every part reports: client, two stages and the server, with states."""
+
+    def run(broadcast, state, problem, key):
+        trained, loss = problem.train(broadcast, key)
+        update = jax.tree.map(jnp.subtract, broadcast, trained)
+        return update, state, {"loss": loss, "size": 1.0 * problem.size}
+
+    def encode(update, state, sent, _key):
+        return jax.tree.map(lambda u: u * sent, update), state, {"sent": sent}
+
+    def after(aggregate, factor, round_):
+        return aggregate, factor / 2, {"factor": factor, "replies": round_.replies}
+
+    def step(aggregate, state, params):
+        new = jax.tree.map(jnp.subtract, params, aggregate)
+        return new, state + 1, {"steps": state + 1}
+
+    halving = fedmom.Stage(
+        "halving", encode, init=lambda _: jnp.ones(()), send=lambda factor: factor, after=after
+    )
+    server = fedmom.Server(init=lambda _: jnp.zeros(()), step=step)
+    client = fedmom.Client(run, ranges=("size",))
+    stages = (halving, fedmom.quantize(bits=16))
+    return fedmom.Algorithm(server, client=client, rule=fedmom.mean("cohort"), stages=stages)
+
+
+def test_states_and_metrics_of_every_part_are_the_same_on_every_runtime(make, data):
+    pace = fedmom.synchronous(3)
+    runtime = make(reporting())
+    rounds = list(fedmom.train(runtime, pace=pace, rounds=3))
+    n = data.train.size
+    for done, (state, record) in enumerate(rounds):
+        sizes = n[record.cohort]
+        assert record.metrics == pytest.approx(
+            {
+                "client/size": (sizes @ sizes) / sizes.sum(),
+                "client/size/min": sizes.min(),
+                "client/size/max": sizes.max(),
+                "halving/sent": 0.5**done,
+                "halving/factor": 0.5**done,
+                "halving/replies": 3,
+                "server/steps": done + 1,
+            }
+        )
+        assert np.asarray(state.stages[0]) == 0.5 ** (done + 1)
+        assert np.asarray(state.server) == done + 1
+    # From the state of any round on, the rest is the same: nothing is kept elsewhere.
+    again = list(fedmom.train(make(reporting()), pace=pace, rounds=3, state=rounds[0][0]))
+    for (state, record), (expected, other) in zip(again, rounds[1:], strict=True):
+        close(state.params, expected.params)
+        assert record.metrics == pytest.approx(other.metrics)
+
+
+def test_means_of_metrics_are_the_same_where_replies_are_added_up(make, data):
+    """Ray's actors send one row for all of their clients."""
+
+    def run(broadcast, state, problem, key):
+        trained, loss = problem.train(broadcast, key)
+        update = jax.tree.map(jnp.subtract, broadcast, trained)
+        return update, state, {"loss": loss, "size": 1.0 * problem.size}
+
+    method = fedmom.Algorithm(
+        fedmom.servers.fedavg(), client=fedmom.Client(run), stages=(fedmom.clip(norm=1e-3),)
+    )
+    ((_, record),) = fedmom.train(make(method), pace=fedmom.synchronous(5), rounds=1)
+    sizes = data.train.size[record.cohort]
+    expected = {"client/size": (sizes @ sizes) / sizes.sum(), "clip/share": 1.0}
+    assert record.metrics == pytest.approx(expected)
+
+
 def test_missing_and_failing_clients_are_left_out_of_the_mean(data, model):
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
-    workload = Workload(data, model, SHORT, method, 0)
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("cohort"))
+    workload = workload_of(data, model, SHORT, method, 0)
     runtime = Scripted(workload, lost={1}, failing={2: "battery low"})
-    everybody = fedmom.synchronous(lambda _: lambda _seed, _round: np.arange(4), 4)
-    start = fedmom.start(model, method)
-    options = {"pace": everybody, "samples": data.train.size, "rounds": 1}
-    ((state, record),) = fedmom.train(start, runtime, method, **options)
+    everybody = fedmom.synchronous(4, lambda *_: np.arange(4))
+    start = fedmom.start(workload)
+    ((state, record),) = fedmom.train(runtime, pace=everybody, rounds=1)
     updates = asked(Scripted(workload), 0, [0, 3], start.params)
     n = data.train.size
     share = n[0] / (n[0] + n[3])
@@ -334,17 +437,16 @@ def test_missing_and_failing_clients_are_left_out_of_the_mean(data, model):
 
 def test_stale_replies_count_less_and_carry_on(data, model):
     """One client answers a round late: its update, of the old model, weighs 1/sqrt(2)."""
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("uniform"))
     slow = lambda asked: sorted(asked, key=lambda q: (q[0] == 0 and q[1] == 0, q[1]))  # noqa: E731
-    runtime = Scripted(Workload(data, model, SHORT, method, 0), order=slow)
+    runtime = Scripted(workload_of(data, model, SHORT, method, 0), order=slow)
     cohorts = {0: [0, 1], 1: [2, 3], 2: [4, 5]}
-    draw = lambda _: lambda _seed, round_: np.array(cohorts.get(round_, [1, 3]))  # noqa: E731
-    pace = fedmom.buffered(draw, 2, in_flight=4)
-    start = fedmom.start(model, method)
-    options = {"pace": pace, "samples": data.train.size, "rounds": 2}
-    (one, first), (two, second) = fedmom.train(start, runtime, method, **options)
+    draw = lambda _seed, round_, *_: np.array(cohorts.get(round_, [1, 3]))  # noqa: E731
+    pace = fedmom.buffered(2, draw, in_flight=4)
+    start = fedmom.start(runtime.workload)
+    (one, first), (two, second) = fedmom.train(runtime, pace=pace, rounds=2)
     assert (first.cohort, second.cohort) == ([0, 1, 2, 3], [4, 5])
-    reference = Scripted(Workload(data, model, SHORT, method, 0))
+    reference = Scripted(workload_of(data, model, SHORT, method, 0))
     old = asked(reference, 0, [0, 1, 2, 3], start.params)
     expected = jax.tree.map(lambda w, a, b: w - (a + b) / 2, start.params, old[1], old[2])
     close(one.params, expected)
@@ -357,7 +459,7 @@ def test_stale_replies_count_less_and_carry_on(data, model):
 
 def test_threads_end_with_the_runtime(data, model):
     before = set(threading.enumerate())
-    runtime = local(Workload(data, model, replace(SHORT, steps=30_000), None, 0))
+    runtime = LocalRuntime(workload_of(data, model, replace(SHORT, steps=30_000), None, 0))
     runtime.ask(0, np.array([0, 1, 2]), model_at(model))
     assert next(iter(runtime.replies())).clients.tolist() == [0]
     runtime.close()

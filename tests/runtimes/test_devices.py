@@ -17,18 +17,18 @@ import fedmom
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
 from fedmom.flower.server_end import News
-from fedmom.runtimes.base import Block, Failure, Workload
+from fedmom.runtimes.base import Block, Failure
 from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime
 from fedmom.runtimes.devices.answer import answer
 from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
 from fedmom.runtimes.devices.link import Link
+from fedmom.runtimes.devices.options import DeviceOptions, checked
 from fedmom.runtimes.devices.population import from_json, meet, to_json
-from fedmom.runtimes.devices.terms import terms
-from fedmom.runtimes.local import local
-from tests.conftest import population
+from fedmom.runtimes.local import LocalRuntime
+from tests.conftest import population, workload_of
 from tests.runtimes.device_grid import LoopGrid, devices
-from tests.runtimes.test_contract import SHORT, asked, close, counting, model_at
+from tests.runtimes.test_contract import SHORT, asked, by_client, close, counting, model_at
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def _no_pauses(monkeypatch):
 
 
 def work(data, model, algorithm=None):
-    return Workload(data, model, SHORT, algorithm, 0)
+    return workload_of(data, model, SHORT, algorithm, 0)
 
 
 def test_states_stay_on_their_devices_and_survive_restarts(data, model, tmp_path):
@@ -108,7 +108,7 @@ def test_a_device_tells_an_error_by_its_name_alone(data, model):
         raise ZeroDivisionError("sample 17 of /home/ann/secret.npz")
 
     seen = []
-    algorithm = fedmom.Algorithm(fedmom.fedavg(), client=fedmom.Client(run))
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), client=fedmom.Client(run))
     runtime = devices(work(data, model, algorithm), trouble=seen.append, least=1)
     runtime._least = 0
     runtime.ask(0, np.array([1]), model_at(model))
@@ -220,6 +220,10 @@ BAD = {
     "samples as a float": facts(samples=9.0, loss=0.5),
     "negative samples": facts(samples=-9, loss=0.5),
     "no loss": facts(samples=9),
+    "a metric that is a row": facts(samples=9, loss=0.5, drift=[0.5]),
+    "a metric with a strange name": facts(samples=9, loss=0.5, **{"<b>": 0.5}),
+    "a norm of its own": facts(samples=9, loss=0.5, norm=0.0),
+    "too many metrics": facts(samples=9, loss=0.5, **{f"m{i}": 0.5 for i in range(101)}),
 }
 
 
@@ -248,22 +252,19 @@ def test_a_reply_that_is_well_formed_and_wrong_is_left_out_of_the_mean(
     data, model, content, reason
 ):
     """Client 1 lies; the run goes on with the others, as if it had not answered."""
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("cohort"))
 
     def change(reply):
         return spoiled(content)(reply) if reply.metadata.src_node_id == 101 else reply
 
     def train(runtime, cohort):
-        pace = fedmom.synchronous(lambda _: lambda _seed, _round: np.array(cohort), 3)
-        options = {"samples": data.train.size, "rounds": 1, "bad_replies": "skip"}
-        return list(
-            fedmom.train(fedmom.start(model, method), runtime, method, pace=pace, **options)
-        )
+        pace = fedmom.synchronous(3, lambda *_: np.array(cohort))
+        return list(fedmom.train(runtime, pace=pace, rounds=1, bad_replies="skip"))
 
     runtime = devices(work(data, model, method), change=change)
     ((state, record),) = train(runtime, [0, 1, 2])
     assert [tuple(r) for r in record.rejected] == [(1, reason)]
-    ((expected, _),) = train(local(work(data, model, method)), [0, 2])
+    ((expected, _),) = train(LocalRuntime(work(data, model, method)), [0, 2])
     close(state.params, expected.params)
 
 
@@ -433,14 +434,27 @@ def test_a_damaged_list_of_devices_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"devices": 0}, {"least": 0}, {"deadline": 0.0}])
-def test_terms_that_make_no_sense_are_refused(wrong):
+def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(FedMomError, match=f"flower: {next(iter(wrong))}="):
-        terms(**wrong)
+        checked(DeviceOptions(**wrong))
 
 
 def test_without_devices_the_runtime_says_how_it_is_started(data, model):
     with pytest.raises(FedMomError, match="fedmom deploy run"):
         fedmom.RUNTIMES.build("flower:deadline=5", work(data, model))
+
+
+def test_a_checkpoint_of_an_earlier_version_with_work_under_way_resumes(data, model):
+    """Devices used to write each question by itself."""
+    params = model_at(model)
+    old = {"asked/0/question": np.array([2, 1]), "asked/1/question": np.array([1, 1])}
+    leaves = {f"broadcast/{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+    old |= {f"asked/{n}/{name}": leaf for n in (0, 1) for name, leaf in leaves.items()}
+    runtime, expected = devices(work(data, model)), devices(work(data, model))
+    runtime.restore(fedmom.Snapshot(old), params)
+    assert runtime.under_way() == [(2, 1), (1, 1)]
+    expected.ask(1, np.array([2, 1]), params)
+    close(by_client(runtime.replies()), by_client(expected.replies()))
 
 
 def test_blocks_come_from_replies(data, model):

@@ -15,18 +15,18 @@ import pytest
 import fedmom
 from fedmom.cli.main import cli
 from fedmom.core.errors import DivergedError, FedMomError
-from fedmom.data.save import save_store
+from fedmom.data.store.writer import save_store
 from fedmom.experiments import settings, sweep
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.runtimes.base import Workload
-from fedmom.runtimes.cluster import actor_pool, connect, handover
+from fedmom.runtimes.cluster import actor_pool, connect, shipping
 from fedmom.runtimes.cluster.actor import ClientActor
-from fedmom.runtimes.cluster.runtime import ray
-from fedmom.runtimes.local import local
-from tests.conftest import population
+from fedmom.runtimes.cluster.runtime import RayRuntime
+from fedmom.runtimes.local import LocalRuntime
+from tests.conftest import population, workload_of
 from tests.runtimes.ray_end import ray_ended
+from tests.runtimes.scripted import Scripted
 
 pytestmark = pytest.mark.thorough
 WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2)
@@ -54,7 +54,7 @@ def on_ray():
     made = []
 
     def make(workload, **options):
-        made.append(ray(workload, actors=2, **options))
+        made.append(RayRuntime(workload, actors=2, **options))
         return made[-1]
 
     yield make
@@ -62,13 +62,10 @@ def on_ray():
         runtime.close()
 
 
-def trained(runtime, workload, rounds=3, size=6, **options):
+def trained(runtime, rounds=3, size=6, **options):
     """Train, and return what every round yields."""
-    sizes = workload.data.train.size
-    pace = fedmom.synchronous(fedmom.uniform(sizes), size)
-    state = fedmom.start(workload.model, workload.algorithm)
-    options = {"pace": pace, "samples": sizes, "rounds": rounds, **options}
-    return list(fedmom.train(state, runtime, workload.algorithm, **options))
+    pace = fedmom.synchronous(size)
+    return list(fedmom.train(runtime, pace=pace, rounds=rounds, **options))
 
 
 def agree(ours, theirs):
@@ -86,31 +83,25 @@ def close(a, b):
 
 @pytest.mark.parametrize("weighting", ["population", "cohort", "uniform"])
 def test_sums_of_actors_give_the_local_runs_numbers(on_ray, data, model, weighting):
-    method = fedmom.Algorithm(fedmom.fedmom(1.5, 0.9), rule=fedmom.mean(weighting))
-    workload = Workload(data, model, WORK, method)
-    agree(trained(on_ray(workload, sums=True), workload), trained(local(workload), workload))
+    method = fedmom.Algorithm(fedmom.servers.fedmom(1.5, 0.9), rule=fedmom.mean(weighting))
+    workload = workload_of(data, model, WORK, method)
+    agree(trained(on_ray(workload, sums=True)), trained(LocalRuntime(workload)))
 
 
 def test_runs_of_one_actor_each_have_different_actors(data, model):
     """Or all runs of a sweep would wait for one core."""
-    workload = Workload(data, model, WORK, fedmom.Algorithm(fedmom.fedavg()))
-    runs = [ray(workload, actors=1) for _ in range(2)]
+    workload = workload_of(data, model, WORK, fedmom.Algorithm(fedmom.servers.fedavg()))
+    runs = [RayRuntime(workload, actors=1) for _ in range(2)]
     assert len({process for run in runs for process in run.actors()}) == 2
     for run in runs:
         run.close()
 
 
-@pytest.mark.parametrize("more", [{"pace": "over_selected"}, {"diagnostics": True}])
-def test_sums_are_refused_where_each_reply_is_looked_at(more):
-    with pytest.raises(FedMomError, match="looks at each reply"):
-        prepare(config(runtime="ray:sums=true", **more)).runtime()
-
-
 def test_cancelled_work_does_not_hold_up_what_is_asked_next(on_ray, data, model):
     """Ray's own order of calls would wait half a minute for a call that was never sent."""
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))
-    runtime = on_ray(Workload(data, model, WORK, method))
-    params = fedmom.start(model, method).params
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("uniform"))
+    runtime = on_ray(workload_of(data, model, WORK, method))
+    params = fedmom.start(runtime.workload).params
     for round_ in range(20):
         runtime.ask(round_, np.arange(8), params)
         runtime.cancel()
@@ -121,14 +112,14 @@ def test_cancelled_work_does_not_hold_up_what_is_asked_next(on_ray, data, model)
 
 def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
     """The driver's traffic and memory grow with the actors, not with the clients."""
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("uniform"))
-    runtime = on_ray(Workload(data, model, WORK, method), sums=True)
-    params = fedmom.start(model, method).params
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("uniform"))
+    runtime = on_ray(workload_of(data, model, WORK, method), sums=True)
+    params = fedmom.start(runtime.workload).params
     runtime.ask(0, np.arange(8), params)
     blocks = list(runtime.replies())
     assert sorted(int(b.members.sum()) for b in blocks) == [4, 4]
     assert sorted(c for b in blocks for c in b.clients.tolist()) == list(range(8))
-    apart = local(Workload(data, model, WORK, method))
+    apart = LocalRuntime(workload_of(data, model, WORK, method))
     for block in blocks:
         apart.ask(0, block.clients, params)
         rows = list(apart.replies())
@@ -143,7 +134,7 @@ def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
 
 
 def test_actors_are_two_processes_with_the_priority_of_this_one(on_ray, data, model):
-    actors = on_ray(Workload(data, model, WORK, None)).actors()
+    actors = on_ray(workload_of(data, model, WORK, None)).actors()
     processes = {process for _, process in actors}
     assert len(processes) == 2
     assert {os.getpriority(os.PRIO_PROCESS, p) for p in processes} == {
@@ -152,29 +143,29 @@ def test_actors_are_two_processes_with_the_priority_of_this_one(on_ray, data, mo
 
 
 def test_rules_and_stages_that_need_each_reply_get_it(on_ray, data, model):
-    robust = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.trimmed_mean(share=0.2))
+    robust = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.trimmed_mean(share=0.2))
     doubled = fedmom.Stage(
         encode=lambda update, state, _key: (jax.tree.map(lambda u: u**3, update), state),
         decode=lambda update: jax.tree.map(jnp.cbrt, update),
     )
-    decoded = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean(), stages=(doubled,))
+    decoded = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean(), stages=(doubled,))
     for method in (robust, decoded):
-        workload = Workload(data, model, WORK, method)
+        workload = workload_of(data, model, WORK, method)
         runtime = on_ray(workload, sums=True)
-        agree(trained(runtime, workload, rounds=2), trained(local(workload), workload, rounds=2))
+        agree(trained(runtime, rounds=2), trained(LocalRuntime(workload), rounds=2))
 
 
 def test_a_client_that_is_not_finite_is_told_from_those_it_would_be_summed_with(on_ray, model):
     data = population(SIZES, test_sizes=[2] * 8)
     start, size = int(data.train.start[3]), int(data.train.size[3])
     data.arrays["x"][start : start + size] = np.inf
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean("cohort"))
-    workload = Workload(data, model, WORK, method)
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("cohort"))
+    workload = workload_of(data, model, WORK, method)
     with pytest.raises(DivergedError, match="client 3 sent back"):
-        trained(on_ray(workload, sums=True), workload, rounds=1, size=8)
+        trained(on_ray(workload, sums=True), rounds=1, size=8)
     skipped = {"rounds": 1, "size": 8, "bad_replies": "skip"}
-    ours = trained(on_ray(workload, sums=True), workload, **skipped)
-    agree(ours, trained(local(workload), workload, **skipped))
+    ours = trained(on_ray(workload, sums=True), **skipped)
+    agree(ours, trained(LocalRuntime(workload), **skipped))
     ((_, record),) = ours
     assert record.replies == 7
     assert record.rejected == ((3, "its update is not finite"),)
@@ -187,18 +178,18 @@ def counting():
         return update, count + 1, {"loss": loss}
 
     client = fedmom.Client(run, init=lambda _: jnp.zeros(()))
-    return fedmom.Algorithm(fedmom.fedavg(), client=client, rule=fedmom.mean())
+    return fedmom.Algorithm(fedmom.servers.fedavg(), client=client, rule=fedmom.mean())
 
 
 def test_checkpoints_with_states_and_work_under_way_move_between_runtimes(on_ray, data, model):
-    workload = Workload(data, model, WORK, counting())
-    params = fedmom.start(model, workload.algorithm).params
+    workload = workload_of(data, model, WORK, counting())
+    params = fedmom.start(workload).params
 
     def make_ray():
         return on_ray(workload)
 
     def make_local():
-        return local(workload)
+        return LocalRuntime(workload)
 
     def answers(runtime):
         found = {}
@@ -232,8 +223,8 @@ def test_checkpoints_with_states_and_work_under_way_move_between_runtimes(on_ray
 
 def test_a_state_that_no_reply_told_of_does_not_count(on_ray, data, model):
     """An actor may have worked for a client whose round was cancelled."""
-    runtime = on_ray(Workload(data, model, WORK, counting()))
-    params = fedmom.start(model, counting()).params
+    runtime = on_ray(workload_of(data, model, WORK, counting()))
+    params = fedmom.start(runtime.workload).params
     for _ in range(3):
         runtime.ask(0, np.arange(8), params)
         next(iter(runtime.replies()))
@@ -253,18 +244,18 @@ def test_a_packed_store_is_opened_by_its_path_and_sent_where_it_is_not(
 ):
     save_store(data, tmp_path / "packed", {})
     packed = fedmom.load_data(str(tmp_path / "packed"))
-    store = handover.store_of(packed)
-    assert store == handover.Store(tmp_path / "packed", packed.checksum)
-    assert handover.opened(store).clients == 8
-    assert handover.opened(store._replace(checksum="of another")) is None
-    assert handover.store_of(data) is None
-    method = fedmom.Algorithm(fedmom.fedavg(), rule=fedmom.mean())
-    workload = Workload(packed, model, WORK, method)
-    expected = trained(local(workload), workload, rounds=1)
-    agree(trained(on_ray(workload, sums=True), workload, rounds=1), expected)
+    store = shipping.store_of(packed)
+    assert store == shipping.Store(tmp_path / "packed", packed.checksum)
+    assert shipping.opened(store).clients == 8
+    assert shipping.opened(store._replace(checksum="of another")) is None
+    assert shipping.store_of(data) is None
+    method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean())
+    workload = workload_of(packed, model, WORK, method)
+    expected = trained(LocalRuntime(workload), rounds=1)
+    agree(trained(on_ray(workload, sums=True), rounds=1), expected)
     elsewhere = store._replace(folder=Path("/not/on/this/machine"))
-    monkeypatch.setattr(handover, "store_of", lambda _: elsewhere)
-    agree(trained(on_ray(workload, sums=True), workload, rounds=1), expected)
+    monkeypatch.setattr(shipping, "store_of", lambda _: elsewhere)
+    agree(trained(on_ray(workload, sums=True), rounds=1), expected)
 
 
 def config(**values):
@@ -275,14 +266,10 @@ def config(**values):
     )
 
 
-class _Stop:
-    """Interrupts a run after a round, as Ctrl-C does."""
-
-    def begin(self, experiment, round_): ...
-    def evaluated(self, rows): ...
-    def round(self, record):
-        if record.round == 3:
-            raise KeyboardInterrupt
+def _stop(event):
+    """Interrupt a run after a round, as Ctrl-C does."""
+    if event.record and event.round == 3:
+        raise KeyboardInterrupt
 
 
 def test_a_run_is_stopped_here_and_goes_on_there(tmp_path):
@@ -293,7 +280,7 @@ def test_a_run_is_stopped_here_and_goes_on_there(tmp_path):
         experiment = prepare(config(runtime=before))
         folder = RunFolder.create(tmp_path / before[:3], experiment.config)
         with pytest.raises(KeyboardInterrupt):
-            execute(folder, experiment, [_Stop()])
+            execute(folder, experiment, [_stop])
         result = execute(folder, experiment, runtime=after)
         assert [r["round"] for r in result.rounds] == [1, 2, 3, 4, 5, 6]
         for row, other in zip(result.rounds, expected.rounds, strict=True):
@@ -349,15 +336,30 @@ def test_a_sweep_on_ray_that_was_stopped_goes_on(tmp_path, monkeypatch):
             np.testing.assert_allclose(row["train_loss"], other["train_loss"], rtol=1e-4)
 
 
-def test_which_runs_take_sums():
-    def takes(**values):
-        return prepare(config(**values)).takes_sums
-
-    assert takes()
-    assert takes(pace="buffered:in_flight=8")
-    assert not takes(pace="over_selected")
-    assert not takes(pace="synchronous:timeout=5")
-    assert not takes(diagnostics=True)
+@pytest.mark.parametrize(
+    ("more", "takes"),
+    [
+        ({}, True),
+        ({"pace": "buffered:in_flight=6"}, True),
+        ({"pace": "over_selected"}, False),
+        ({"pace": "synchronous:timeout=5"}, False),
+        ({"diagnostics": True}, False),
+        ({"aggregate": "quantize:bits=8"}, False),
+        ({"aggregate": "median", "weighting": "uniform"}, False),
+        ({"aggregate": "clip:norm=1"}, True),
+    ],
+    ids=str,
+)
+def test_replies_are_added_up_where_nothing_needs_each_of_them(more, takes):
+    experiment = prepare(config(**more))
+    runtime = Scripted(experiment.workload)
+    told = []
+    runtime.prepare = lambda cohort, *, sums: told.append((cohort, sums))
+    for _ in experiment.train(
+        experiment.start(), runtime, rounds=1, watch=experiment.diagnostics()
+    ):
+        pass
+    assert told == [(experiment.config.clients_per_round, takes)]
 
 
 def test_without_the_extra_the_user_is_told_what_to_install(monkeypatch, tmp_path):
@@ -372,16 +374,16 @@ def test_without_the_extra_the_user_is_told_what_to_install(monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"actors": 0}, "actors=0 is not 1 or more"),
+        ({"actors": 0}, "actors=0 must be at least 1"),
         ({"actors": 10_000}, "actors=10000: the Ray cluster has room for"),
         ({"cpus": 10_000}, "No actor of 10000 CPUs fits"),
-        ({"on_loss": "cry"}, "on_loss=cry is neither redo nor drop"),
+        ({"on_loss": "cry"}, "on_loss=cry must be redo or drop"),
         ({"address": "ray://head:10001"}, "ray:// is not supported|not supported"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(data, model, options, what):
     with pytest.raises(FedMomError, match=what):
-        ray(Workload(data, model, WORK, None), **options)
+        RayRuntime(workload_of(data, model, WORK, None), **options)
 
 
 def test_an_actors_error_is_one_line_with_its_traceback_as_a_note(on_ray, data):
@@ -389,7 +391,7 @@ def test_an_actors_error_is_one_line_with_its_traceback_as_a_note(on_ray, data):
         raise ValueError("this net takes images")
 
     net = fedmom.Model(init=lambda _: jnp.zeros((4, 3)), apply=apply)
-    runtime = on_ray(Workload(data, net, WORK, None))
+    runtime = on_ray(workload_of(data, net, WORK, None))
     for use in (
         lambda: [runtime.ask(0, np.arange(3), jnp.zeros((4, 3))), list(runtime.replies())],
         lambda: runtime.evaluate(jnp.zeros((4, 3)), "test"),
@@ -415,7 +417,7 @@ def test_actors_that_cannot_start_are_told_of_at_once(data, model, monkeypatch):
         other.end()
     monkeypatch.setattr(actor_pool, "ClientActor", _Broken)
     monkeypatch.setattr(actor_pool, "_POOLS", {})
-    runtime = ray(Workload(data, model, WORK, None), actors=1)
+    runtime = RayRuntime(workload_of(data, model, WORK, None), actors=1)
     try:
         with pytest.raises(FedMomError, match=r"No module named 'fedmom'\).*same versions"):
             runtime.actors()
@@ -430,8 +432,8 @@ def test_a_signal_means_what_it_meant_before_ray():
 
 def test_nothing_of_ray_is_said(capfd, on_ray, data, model):
     connect.connect()
-    on_ray(Workload(data, model, WORK, None)).evaluate(
-        fedmom.start(model, fedmom.Algorithm(fedmom.fedavg())).params, "test"
+    on_ray(workload_of(data, model, WORK, None)).evaluate(
+        fedmom.start(workload_of(data, model, WORK)).params, "test"
     )
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")
@@ -451,11 +453,11 @@ def test_a_models_state_is_averaged_or_stays_as_on_one_machine(on_ray, data, sta
         return (x - mean) @ params["w"], {"mean": mean}
 
     net = fedmom.model((init, apply), data, has_state=True, state=state)
-    algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=1.5), rule=fedmom.mean("cohort"))
-    workload = Workload(data, net, WORK, algorithm)
-    here, there = local(workload), on_ray(workload, sums=True)
-    agree(trained(there, workload), trained(here, workload))
-    scores = [
-        runtime.evaluate(fedmom.start(net, algorithm).params, "test") for runtime in (there, here)
-    ]
+    algorithm = fedmom.Algorithm(
+        fedmom.servers.fedmom(learning_rate=1.5), rule=fedmom.mean("cohort")
+    )
+    workload = workload_of(data, net, WORK, algorithm)
+    here, there = LocalRuntime(workload), on_ray(workload, sums=True)
+    agree(trained(there), trained(here))
+    scores = [runtime.evaluate(fedmom.start(workload).params, "test") for runtime in (there, here)]
     np.testing.assert_allclose(scores[0].sums["loss"], scores[1].sums["loss"], rtol=1e-5)

@@ -19,11 +19,10 @@ import pytest
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.runtimes.base import Workload
 from fedmom.runtimes.cluster import connect, run_actors
-from fedmom.runtimes.cluster.runtime import ray
-from fedmom.runtimes.local import local
-from tests.conftest import population
+from fedmom.runtimes.cluster.runtime import RayRuntime
+from fedmom.runtimes.local import LocalRuntime
+from tests.conftest import population, workload_of
 from tests.runtimes.ray_end import below, is_alive, ray_ended, started
 from tests.runtimes.scripted import Scripted
 
@@ -141,15 +140,11 @@ def deadly(calls, at, times=1):
         return update, count + 1, {"loss": loss}
 
     client = fedmom.Client(run, init=lambda _: jnp.zeros(()))
-    return fedmom.Algorithm(fedmom.fedavg(), client=client, rule=fedmom.mean("cohort"))
+    return fedmom.Algorithm(fedmom.servers.fedavg(), client=client, rule=fedmom.mean("cohort"))
 
 
-def everybody(workload):
-    return {
-        "pace": fedmom.synchronous(lambda _: lambda _seed, _round: np.arange(CLIENTS), CLIENTS),
-        "samples": workload.data.train.size,
-        "rounds": 3,
-    }
+def everybody(rounds=3):
+    return {"pace": fedmom.synchronous(CLIENTS, lambda *_: np.arange(CLIENTS)), "rounds": rounds}
 
 
 def close(a, b):
@@ -163,9 +158,9 @@ def states(runtime):
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_must_fit_one_machine(data, model):
     """Two machines of one CPU have no room for an actor of two."""
-    workload = Workload(data, model, WORK, fedmom.Algorithm(fedmom.fedavg()))
+    workload = workload_of(data, model, WORK, fedmom.Algorithm(fedmom.servers.fedavg()))
     with pytest.raises(FedMomError, match=r"No actor of 2 CPUs .* largest machine has 1"):
-        ray(workload, cpus=2)
+        RayRuntime(workload, cpus=2)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -174,14 +169,14 @@ def test_an_actor_must_fit_one_machine(data, model):
 )
 def test_the_clients_of_a_killed_actor_are_asked_again_once(data, model, tmp_path, sums):
     """Killed in the second of three rounds, with some of its clients done."""
-    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=CLIENTS + 4))
-    start, options = fedmom.start(model, workload.algorithm), everybody(workload)
-    runtime = ray(workload, actors=2, sums=sums)
-    ours = list(fedmom.train(start, runtime, workload.algorithm, **options))
+    workload = workload_of(data, model, WORK, deadly(tmp_path / "calls", at=CLIENTS + 4))
+    options = everybody()
+    runtime = RayRuntime(workload, actors=2, sums=sums)
+    ours = list(fedmom.train(runtime, **options))
     done = states(runtime)
     runtime.close()
-    here = local(Workload(data, model, WORK, deadly(tmp_path / "other", at=1_000)))
-    theirs = list(fedmom.train(start, here, workload.algorithm, **options))
+    here = LocalRuntime(workload_of(data, model, WORK, deadly(tmp_path / "other", at=1_000)))
+    theirs = list(fedmom.train(here, **options))
     for (state, record), (expected, other) in zip(ours, theirs, strict=True):
         assert record.replies == CLIENTS
         assert record.rejected == ()
@@ -193,17 +188,17 @@ def test_the_clients_of_a_killed_actor_are_asked_again_once(data, model, tmp_pat
 
 @pytest.mark.usefixtures("cluster")
 def test_the_clients_of_a_killed_actor_are_dropped_if_that_is_asked_for(data, model, tmp_path):
-    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=4))
-    start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 1}
-    runtime = ray(workload, actors=2, sums=True, on_loss="drop")
-    ((state, record),) = fedmom.train(start, runtime, workload.algorithm, **options)
+    workload = workload_of(data, model, WORK, deadly(tmp_path / "calls", at=4))
+    options = everybody(1)
+    runtime = RayRuntime(workload, actors=2, sums=True, on_loss="drop")
+    ((state, record),) = fedmom.train(runtime, **options)
     runtime.close()
     dropped = {client for client, _ in record.rejected}
     assert {reason for _, reason in record.rejected} == {"its actor was lost"}
     assert len(record.rejected) == len(dropped) == CLIENTS - record.replies > 0
-    there = Workload(data, model, WORK, deadly(tmp_path / "other", at=1_000))
+    there = workload_of(data, model, WORK, deadly(tmp_path / "other", at=1_000))
     reference = Scripted(there, lost=dropped)
-    ((expected, other),) = fedmom.train(start, reference, workload.algorithm, **options)
+    ((expected, other),) = fedmom.train(reference, **options)
     assert other.replies == record.replies
     close(state.params, expected.params)
 
@@ -211,10 +206,10 @@ def test_the_clients_of_a_killed_actor_are_dropped_if_that_is_asked_for(data, mo
 @pytest.mark.usefixtures("cluster")
 def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
     """A client that kills whoever works for it does not hold up the run."""
-    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=1, times=1_000))
-    start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 1}
-    runtime = ray(workload, actors=1, sums=True)
-    ((_, record),) = fedmom.train(start, runtime, workload.algorithm, **options)
+    workload = workload_of(data, model, WORK, deadly(tmp_path / "calls", at=1, times=1_000))
+    options = everybody(1)
+    runtime = RayRuntime(workload, actors=1, sums=True)
+    ((_, record),) = fedmom.train(runtime, **options)
     runtime.close()
     assert record.replies == 0
     assert Counter(record.rejected) == Counter(
@@ -224,11 +219,11 @@ def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
 
 def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, monkeypatch):
     monkeypatch.setattr(run_actors, "LOOK_EVERY", 0.0)
-    workload = Workload(data, model, WORK, deadly(tmp_path / "calls", at=1_000))
-    start, options = fedmom.start(model, workload.algorithm), everybody(workload) | {"rounds": 5}
-    runtime = ray(workload, sums=True)
+    workload = workload_of(data, model, WORK, deadly(tmp_path / "calls", at=1_000))
+    options = everybody(5)
+    runtime = RayRuntime(workload, sums=True)
     rounds = []
-    for state, record in fedmom.train(start, runtime, workload.algorithm, **options):
+    for state, record in fedmom.train(runtime, **options):
         rounds.append((state, record))
         if record.round == 1:
             assert len(runtime.actors()) == 2
@@ -244,8 +239,8 @@ def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, mo
     done = states(runtime)
     runtime.close()
     assert len(nodes) == 2
-    here = local(workload)
-    theirs = list(fedmom.train(start, here, workload.algorithm, **options))
+    here = LocalRuntime(workload)
+    theirs = list(fedmom.train(here, **options))
     for (state, record), (expected, _) in zip(rounds, theirs, strict=True):
         assert (record.replies, record.rejected) == (CLIENTS, ())
         close(state.params, expected.params)

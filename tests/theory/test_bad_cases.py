@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmom.theory import Setting, bad_cases, decreasing_applies
+from fedmom.theory import CORRECTED_FEDMOM, Setting, bad_cases
 from fedmom.theory.bad_cases import DECAYS, Case, gradient_squares, ratio, search
 from fedmom.theory.problems import Quadratics, random_quadratics
 from tests.conftest import ROOT
@@ -86,7 +86,7 @@ def test_what_is_searched_meets_the_conditions(seed):
     """A step above what the theorem allows, or that rises, would make the search worthless."""
     rng = np.random.default_rng(seed)
     case = bad_cases._changed(drawn(seed), rng, 1.0)
-    assert decreasing_applies(case.constants, case.setting, case.steps(60))
+    assert CORRECTED_FEDMOM.applies(case.constants, case.setting, case.steps(60))
     assert case.weights.sum() == pytest.approx(1)
     assert np.abs(case.curvatures).max() == pytest.approx(1)
     assert case.mean_curvature > 0.04

@@ -48,11 +48,10 @@ def test_cohort_weights_add_up_to_one_in_a_large_population(per_round):
 @pytest.mark.parametrize(("per_round", "sizes"), [(2, [9, 4, 7, 3, 12]), (3, [90, 4, 7, 3, 12])])
 def test_drawn_by_size_is_the_sampler(per_round, sizes):
     sizes = np.array(sizes)
-    draw = fedmom.weighted(sizes)(per_round)
     times = 5_000
     drawn = np.zeros((times, len(sizes)))
     for t in range(times):
-        drawn[t, draw(0, t)] = 1 / per_round
+        drawn[t, fedmom.weighted(0, t, per_round, sizes)] = 1 / per_round
     found = weight_moments(sizes, per_round, "uniform", "weighted")
     error = drawn.std(axis=0) / np.sqrt(times)
     assert np.all(np.abs(drawn.mean(axis=0) - found.mean) <= 4 * error + 1e-12)

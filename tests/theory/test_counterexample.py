@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.theory import corrected_applies, corrected_fedavg, lemma1, theorem1, theorem1_applies
+from fedmom.theory import CORRECTED_FEDAVG, CORRECTED_FEDMOM, THEOREM_1, lemma1
 from fedmom.theory import counterexample as example
 
 STEPS, LR = 50, 1 / 200
@@ -27,8 +27,8 @@ def test_every_assumption_is_met():
     assert constants.dissimilarity == pytest.approx(1 + 1 / (constants.similarity - 2))
     assert setting.local_steps == STEPS
     assert pytest.approx(LR) == example.LR
-    assert theorem1_applies(constants, setting, example.LR)
-    assert corrected_applies(constants, setting, example.LR)
+    assert THEOREM_1.applies(constants, setting, example.LR)
+    assert CORRECTED_FEDMOM.applies(constants, setting, example.LR)
 
 
 def test_fedavg_ends_beside_the_minimum():
@@ -49,17 +49,10 @@ def test_the_engine_ends_there_too():
         lambda out, _y: out,
     )
     work = fedmom.LocalWork(lr=LR, steps=STEPS, batch_size=1)
-    runtime = fedmom.LocalRuntime(data, model, work, workers=1)
-    algorithm = fedmom.Algorithm(fedmom.fedavg(1.0))
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(1.0), work)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm), workers=1)
     path = [3.0]
-    for state, _ in fedmom.train(
-        fedmom.start(model, algorithm, 0),
-        runtime,
-        algorithm,
-        pace=fedmom.synchronous(fedmom.uniform(data.train.size), 2),
-        samples=data.train.size,
-        rounds=200,
-    ):
+    for state, _ in fedmom.train(runtime, pace=fedmom.synchronous(2), rounds=200):
         path.append(float(state.params))
     expected = [3.0]
     for _ in range(200):
@@ -78,13 +71,13 @@ def test_the_papers_bound_falls_below_the_truth():
     assert 1900 < crossing < 2100
     late = found.rounds >= crossing
     assert np.all(found.paper[late] < found.measured[late])
-    assert theorem1(example.CONSTANTS, example.SETTING, LR, 1e9) < stays / 1e5
+    assert THEOREM_1.bound(example.CONSTANTS, example.SETTING, LR, 1e9) < stays / 1e5
 
 
 def test_the_corrected_bound_stays_above_for_all_rounds():
     found = example.compare()
     assert np.all(found.measured <= found.corrected)
-    forever = corrected_fedavg(example.CONSTANTS, example.SETTING, LR, 1e30)
+    forever = CORRECTED_FEDAVG.bound(example.CONSTANTS, example.SETTING, LR, 1e30)
     assert forever > gradient_square(end())
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import fedmom
 from fedmom import Features, FederatedData, Model
 from fedmom.data.federated import Split
-from fedmom.theory.budgets import Budget
 from fedmom.theory.estimate import estimate, from_row, spaced
+from fedmom.theory.measurement_budget import EstimateBudget
 from fedmom.training.subproblem import Subproblem
 from tests import by_hand
 from tests.conftest import population
 
 SIZES = [9, 5, 14]
-WHOLE = Budget(clients=len(SIZES), samples=max(SIZES), models=2, pairs=300)
+WHOLE = EstimateBudget(clients=len(SIZES), samples=max(SIZES), models=2, pairs=300)
 DIMENSION = 4
 
 
@@ -76,7 +76,7 @@ def test_smoothness_of_logistic_regression_is_that_of_its_hessians():
         inputs = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
         hessian = np.einsum("nij,nk,nl->ikjl", spread, inputs, inputs) / len(x)
         largest.append(np.linalg.eigvalsh(hessian.reshape(p.shape[1] * inputs.shape[1], -1)).max())
-    budget = Budget(clients=3, samples=14, models=2, pairs=1)
+    budget = EstimateBudget(clients=3, samples=14, models=2, pairs=1)
     found = estimate(model, data, {0: params, 1: params}, budget=budget)
     assert found.smoothness.value == pytest.approx(max(largest), rel=0.02)
     assert found.smoothness.value <= max(largest) * 1.0001  # |Hv| never is above it
@@ -218,7 +218,7 @@ def test_estimates_survive_json(known):
 
 def test_equal_seeds_give_equal_estimates_whatever_the_threads():
     data, models = population(SIZES, DIMENSION), models_along(2)
-    budget = Budget(clients=3, samples=14, models=2, pairs=1)
+    budget = EstimateBudget(clients=3, samples=14, models=2, pairs=1)
     one, same, other = (estimate(BOWLS, data, models, budget=budget, seed=s) for s in (1, 1, 2))
     assert one == same
     assert one.smoothness != other.smoothness  # it starts elsewhere
@@ -232,4 +232,4 @@ def test_models_are_spaced_from_first_to_last():
 @pytest.mark.parametrize("name", ["clients", "samples", "models", "pairs"])
 def test_an_empty_budget_is_refused(name):
     with pytest.raises(fedmom.FedMomError, match=f"{name} 0 is too few to estimate from"):
-        Budget(**{name: 0})
+        EstimateBudget(**{name: 0})

@@ -5,14 +5,14 @@ import pytest
 
 import fedmom
 from fedmom.reports import drawing
-from fedmom.theory.moments import expected_excess
-from fedmom.theory.momentum_figure import figure
+from fedmom.theory.expected_loss import expected_excess
 from fedmom.theory.momentum_map import (
     Best,
     ExpectedDuel,
     best_lr,
     best_momentum,
     duels,
+    figure,
     momentum_map,
 )
 from fedmom.theory.quadratic import Plan, random_clients
@@ -32,11 +32,11 @@ def test_the_best_step_size_is_that_of_a_dense_grid(beta, decay):
     )
 
 
-def test_no_momentum_is_a_draw():
+def test_no_momentum_is_a_tie():
     clients = random_clients(clients=20, dimension=6)
     (duel,) = duels(clients, Plan(per_round=3), [50], momentum=0.0)
     assert duel.ratio == 1
-    assert duel.verdict == "a draw"
+    assert duel.verdict == "a tie"
 
 
 def test_the_verdict_says_who_and_by_how_much():
@@ -45,7 +45,7 @@ def test_the_verdict_says_who_and_by_how_much():
 
     assert say(1.0, 0.5) == "FedMom ahead by 2.00"
     assert say(0.5, 1.0) == "FedAvg ahead by 2.00"
-    assert say(1.0, 0.95) == "a draw"
+    assert say(1.0, 0.95) == "a tie"
 
 
 def test_the_trial_of_the_design_is_met():

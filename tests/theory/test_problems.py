@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 import fedmom
 from fedmom.algorithms import schedules
-from fedmom.theory import Setting, corrected_fedmom, corrected_fedmom_max_lr
-from fedmom.theory.problems import Quadratics, Waves, random_quadratics, random_waves
-from fedmom.theory.simulation import gradient_squares, simulate
+from fedmom.theory import CORRECTED_FEDMOM, Setting
+from fedmom.theory.problems import (
+    Quadratics,
+    Waves,
+    gradient_squares,
+    random_quadratics,
+    random_waves,
+    simulate,
+)
 from fedmom.training.samplers import cohort
 
 seeds = st.integers(0, 2**32 - 1)
@@ -131,20 +137,12 @@ def engine(problem, setting, lr, rounds, start, sizes, offsets, seed=0):
     model = as_model(start)
     data = as_data(problem, sizes, offsets)
     work = fedmom.LocalWork(lr=lr, steps=setting.local_steps, batch_size=1)
-    runtime = fedmom.LocalRuntime(data, model, work, seed=seed, workers=1)
-    algorithm = fedmom.Algorithm(fedmom.fedmom(setting.server_lr, setting.momentum))
-    draw = fedmom.uniform(data.train.size)
-    state = fedmom.start(model, algorithm, seed)
-    models = [state.params]
-    for state, _record in fedmom.train(  # noqa: B020
-        state,
-        runtime,
-        algorithm,
-        pace=fedmom.synchronous(draw, setting.per_round),
-        samples=data.train.size,
-        rounds=rounds,
-        seed=seed,
-    ):
+    server = fedmom.servers.fedmom(setting.server_lr, setting.momentum)
+    workload = fedmom.Workload(data, model, fedmom.Algorithm(server, work), seed)
+    runtime = fedmom.LocalRuntime(workload, workers=1)
+    models = [workload.params()]
+    pace = fedmom.synchronous(setting.per_round)
+    for state, _record in fedmom.train(runtime, pace=pace, rounds=rounds):
         models.append(state.params)
     return np.array(models, float)
 
@@ -177,10 +175,10 @@ def test_the_bound_holds_on_the_engine_with_real_batches(momentum):
     setting = Setting(4, 2, 4, 2.0, momentum, float(problem.weights.max()))
     start = problem.minimizer + 1.0
     constants = problem.constants(start)
-    lr = corrected_fedmom_max_lr(constants, setting)
+    lr = CORRECTED_FEDMOM.max_lr(constants, setting)
     rounds = 60
     runs = [engine(problem, setting, lr, rounds, start, sizes, offsets, seed) for seed in range(4)]
     squares = gradient_squares(problem, np.stack(runs, axis=1))[:-1].mean(axis=1)
     counts = np.arange(1, rounds + 1)
     means = np.cumsum(squares) / counts
-    assert np.all(means <= corrected_fedmom(constants, setting, lr, counts))
+    assert np.all(means <= CORRECTED_FEDMOM.bound(constants, setting, lr, counts))

@@ -9,17 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmom.theory import (
-    Constants,
-    Setting,
-    corrected_applies,
-    corrected_best_lr,
-    corrected_fedavg,
-    corrected_fedavg_max_lr,
-    corrected_fedmom,
-    corrected_fedmom_max_lr,
-    corrected_floor,
-)
+from fedmom.theory import CORRECTED_FEDAVG, CORRECTED_FEDMOM, Constants, Setting
 
 
 @st.composite
@@ -49,7 +39,7 @@ def cases(draw):
 @given(cases())
 def test_the_largest_step_absorbs_what_the_proof_absorbs(case):
     constants, setting = case
-    lr = corrected_fedmom_max_lr(constants, setting)
+    lr = CORRECTED_FEDMOM.max_lr(constants, setting)
     beta, share = setting.momentum, setting.share
     kappa = 1 + beta**2 / (1 + beta)
     reach = constants.smoothness * lr * setting.local_steps
@@ -69,7 +59,7 @@ def test_the_largest_step_absorbs_what_the_proof_absorbs(case):
 def test_the_largest_step_is_the_largest(case):
     """A little above it, one of the theorem's three conditions breaks."""
     constants, setting = case
-    lr = 1.001 * corrected_fedmom_max_lr(constants, setting)
+    lr = 1.001 * CORRECTED_FEDMOM.max_lr(constants, setting)
     beta, root = setting.momentum, math.sqrt(constants.similarity)
     reach = constants.smoothness * lr * setting.local_steps
     server = reach * setting.server_lr / (1 - beta)
@@ -81,8 +71,8 @@ def test_the_largest_step_is_the_largest(case):
         kappa * setting.sampling_weight * server > 1 / (5 * constants.similarity),
     )
     assert any(broken)
-    assert not corrected_applies(constants, setting, lr)
-    assert corrected_applies(constants, setting, lr / 1.001)
+    assert not CORRECTED_FEDMOM.applies(constants, setting, lr)
+    assert CORRECTED_FEDMOM.applies(constants, setting, lr / 1.001)
 
 
 # Step 1: how far a client drifts.
@@ -201,7 +191,7 @@ def test_without_momentum_theorem_2_is_theorem_1(case, part, rounds):
     """Written out: 4K gap/(MηγHT) + √e L²γ²(H-1)(σ² + ⅔HG²) + 2√e Lηγ(pσ² + cHG²)."""
     constants, setting = case
     plain = replace(setting, momentum=0.0)
-    lr = part * corrected_fedavg_max_lr(constants, setting)
+    lr = part * CORRECTED_FEDAVG.max_lr(constants, setting)
     eta, steps, smooth = setting.server_lr, setting.local_steps, constants.smoothness
     noise, unlike = constants.variance, steps * constants.dissimilarity
     expected = 4 * setting.clients * constants.gap
@@ -209,50 +199,50 @@ def test_without_momentum_theorem_2_is_theorem_1(case, part, rounds):
     expected += math.exp(0.5) * (smooth * lr) ** 2 * (steps - 1) * (noise + 2 / 3 * unlike)
     drawn = setting.largest_weight * noise + setting.sampling_weight * unlike
     expected += 2 * math.exp(0.5) * smooth * eta * lr * drawn
-    assert corrected_fedmom(constants, plain, lr, rounds) == pytest.approx(expected)
-    assert corrected_fedavg(constants, setting, lr, rounds) == pytest.approx(expected)
-    assert corrected_fedmom_max_lr(constants, plain) == corrected_fedavg_max_lr(constants, setting)
+    assert CORRECTED_FEDMOM.bound(constants, plain, lr, rounds) == pytest.approx(expected)
+    assert CORRECTED_FEDAVG.bound(constants, setting, lr, rounds) == pytest.approx(expected)
+    assert CORRECTED_FEDMOM.max_lr(constants, plain) == CORRECTED_FEDAVG.max_lr(constants, setting)
 
 
 @given(cases(), st.floats(0.01, 1))
 def test_momentum_is_a_longer_server_step(case, part):
     constants, setting = case
     beta = setting.momentum
-    lr = part * corrected_fedmom_max_lr(constants, setting)
+    lr = part * CORRECTED_FEDMOM.max_lr(constants, setting)
     longer = replace(setting, server_lr=setting.server_lr / (1 - beta), momentum=0.0)
-    plain = corrected_fedavg(constants, longer, lr, 100)
-    assert plain * (1 - 1e-9) <= corrected_fedmom(constants, setting, lr, 100) <= 1.5 * plain
+    plain = CORRECTED_FEDAVG.bound(constants, longer, lr, 100)
+    assert plain * (1 - 1e-9) <= CORRECTED_FEDMOM.bound(constants, setting, lr, 100) <= 1.5 * plain
 
 
 @given(cases(), st.floats(0.01, 1))
 def test_the_floor_is_a_sum_of_noise_and_dissimilarity(case, part):
     """Halving σ² halves its part of the floor and leaves the other; so does halving G²."""
     constants, setting = case
-    lr = part * corrected_fedmom_max_lr(constants, setting)
+    lr = part * CORRECTED_FEDMOM.max_lr(constants, setting)
 
     def floor(**changes):
-        return corrected_floor(replace(constants, **changes), setting, lr)
+        return CORRECTED_FEDMOM.floor(replace(constants, **changes), setting, lr)
 
     noise, unlike = floor(dissimilarity=0.0), floor(variance=0.0)
     assert floor() == pytest.approx(noise + unlike)
     assert floor(variance=constants.variance / 2) == pytest.approx(noise / 2 + unlike)
     assert floor(dissimilarity=constants.dissimilarity / 2) == pytest.approx(noise + unlike / 2)
-    assert corrected_fedmom(constants, setting, lr, 1e30) == pytest.approx(floor(), abs=1e-20)
+    assert CORRECTED_FEDMOM.bound(constants, setting, lr, 1e30) == pytest.approx(floor(), abs=1e-20)
 
 
 @given(cases(), st.floats(0.01, 1), st.integers(1, 10**6))
 def test_bounds_grow_with_what_makes_a_problem_hard(case, part, rounds):
     constants, setting = case
-    lr = part * corrected_fedmom_max_lr(constants, setting)
-    bound = corrected_fedmom(constants, setting, lr, rounds)
+    lr = part * CORRECTED_FEDMOM.max_lr(constants, setting)
+    bound = CORRECTED_FEDMOM.bound(constants, setting, lr, rounds)
     for name in ("smoothness", "variance", "gap", "dissimilarity"):
         harder = replace(constants, **{name: 2 * getattr(constants, name)})
-        assert corrected_fedmom(harder, setting, lr, rounds) >= bound
-    assert corrected_fedmom(constants, setting, lr, 2 * rounds) <= bound
+        assert CORRECTED_FEDMOM.bound(harder, setting, lr, rounds) >= bound
+    assert CORRECTED_FEDMOM.bound(constants, setting, lr, 2 * rounds) <= bound
     for name in ("smoothness", "similarity"):
         harder = replace(constants, **{name: 2 * getattr(constants, name)})
-        largest = corrected_fedmom_max_lr(constants, setting)
-        assert corrected_fedmom_max_lr(harder, setting) <= largest
+        largest = CORRECTED_FEDMOM.max_lr(constants, setting)
+        assert CORRECTED_FEDMOM.max_lr(harder, setting) <= largest
 
 
 def test_equal_clients_with_the_server_step_k_over_m_share_the_noise():
@@ -260,19 +250,19 @@ def test_equal_clients_with_the_server_step_k_over_m_share_the_noise():
     constants = Constants(1.0, 4.0, 1.0)
     for clients in (10, 1000):
         setting = Setting(clients, 5, 1, server_lr=clients / 5, largest_weight=1 / clients)
-        floor = corrected_floor(constants, setting, 0.01)
+        floor = CORRECTED_FEDMOM.floor(constants, setting, 0.01)
         assert floor == pytest.approx(2 * math.exp(0.5) * 0.01 * 4 / 5)
 
 
 @given(cases(), st.integers(1, 10**8))
 def test_the_best_step_is_the_best_on_a_grid(case, rounds):
     constants, setting = case
-    largest = corrected_fedmom_max_lr(constants, setting)
-    best = corrected_best_lr(constants, setting, rounds)
+    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
+    best = CORRECTED_FEDMOM.best_lr(constants, setting, rounds)
     assert 0 < best <= largest
     grid = np.geomspace(largest * 1e-9, largest, 2000)
-    least = np.min(corrected_fedmom(constants, setting, grid, rounds))
-    assert corrected_fedmom(constants, setting, best, rounds) <= least * (1 + 1e-9)
+    least = np.min(CORRECTED_FEDMOM.bound(constants, setting, grid, rounds))
+    assert CORRECTED_FEDMOM.bound(constants, setting, best, rounds) <= least * (1 + 1e-9)
 
 
 def test_the_order_of_the_best_bound():
@@ -281,8 +271,8 @@ def test_the_order_of_the_best_bound():
     def slope(variance, per_round, dissimilarity):
         constants = Constants(1.0, variance, 1.0, dissimilarity, 2.0)
         setting = Setting(10, per_round, 5, largest_weight=0.1)
-        lr = corrected_best_lr(constants, setting, rounds)
-        bound = corrected_fedavg(constants, setting, lr, rounds)
+        lr = CORRECTED_FEDMOM.best_lr(constants, setting, rounds)
+        bound = CORRECTED_FEDAVG.bound(constants, setting, lr, rounds)
         return np.diff(np.log(bound))[0] / np.diff(np.log(rounds))[0]
 
     assert slope(1.0, 5, 0.0) == pytest.approx(-1 / 2, abs=0.01)
@@ -292,4 +282,4 @@ def test_the_order_of_the_best_bound():
 
 
 def test_a_start_at_the_minimum_wants_no_step():
-    assert corrected_best_lr(Constants(1.0, 1.0, 0.0), Setting(10, 5, 3), 100) == 0
+    assert CORRECTED_FEDMOM.best_lr(Constants(1.0, 1.0, 0.0), Setting(10, 5, 3), 100) == 0

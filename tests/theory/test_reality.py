@@ -7,20 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmom.theory import (
-    Setting,
-    corrected_best_lr,
-    corrected_fedmom,
-    corrected_fedmom_max_lr,
-    corrected_floor,
-    theorem1,
-    theorem1_applies,
-    theorem1_max_lr,
-    theorem2_applies,
-    theorem2_at,
+from fedmom.theory import CORRECTED_FEDMOM, THEOREM_1, THEOREM_2, Setting
+from fedmom.theory.problems import (
+    Quadratics,
+    gradient_squares,
+    random_quadratics,
+    random_waves,
+    simulate,
 )
-from fedmom.theory.problems import Quadratics, random_quadratics, random_waves
-from fedmom.theory.simulation import gradient_squares, simulate
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -55,7 +49,7 @@ def trainings(draw):
     )
     start = centre + draw(st.sampled_from([0.0, 0.5, 5.0])) * rng.normal(size=dimension)
     constants = problem.constants(start)
-    lr = corrected_fedmom_max_lr(constants, setting) * draw(st.sampled_from([1.0, 0.3, 0.05]))
+    lr = CORRECTED_FEDMOM.max_lr(constants, setting) * draw(st.sampled_from([1.0, 0.3, 0.05]))
     return problem, constants, setting, start, lr
 
 
@@ -69,7 +63,7 @@ def means_over_rounds(problem, setting, lr, rounds, start, runs, seed=0):
 def check_bound(training, rounds, runs):
     problem, constants, setting, start, lr = training
     means = means_over_rounds(problem, setting, lr, rounds, start, runs)
-    bounds = corrected_fedmom(constants, setting, lr, np.arange(1, rounds + 1))
+    bounds = CORRECTED_FEDMOM.bound(constants, setting, lr, np.arange(1, rounds + 1))
     assert np.all(means <= bounds + 1e-12)
 
 
@@ -93,9 +87,9 @@ def test_the_bound_is_not_far_above_the_truth():
     start = problem.minimizer + 1.0
     setting = Setting(6, 3, 5, 2.0, 0.5, float(problem.weights.max()))
     constants = problem.constants(start)
-    lr = corrected_fedmom_max_lr(constants, setting)
+    lr = CORRECTED_FEDMOM.max_lr(constants, setting)
     means = means_over_rounds(problem, setting, lr, 200, start, runs=64)
-    assert corrected_fedmom(constants, setting, lr, 200) < 5 * means[-1]
+    assert CORRECTED_FEDMOM.bound(constants, setting, lr, 200) < 5 * means[-1]
 
 
 # What is left as T grows.
@@ -123,7 +117,9 @@ def test_halving_dissimilarity_or_noise_halves_the_floor(momentum):
         constants = whole.constants(whole.minimizer)
         halved = half.constants(half.minimizer)
         assert getattr(halved, name) == pytest.approx(getattr(constants, name) / 2)
-        ratio = corrected_floor(halved, setting, 0.01) / corrected_floor(constants, setting, 0.01)
+        ratio = CORRECTED_FEDMOM.floor(halved, setting, 0.01) / CORRECTED_FEDMOM.floor(
+            constants, setting, 0.01
+        )
         assert ratio == pytest.approx(0.5)
         measured = stationary(half, setting, 0.01) / stationary(whole, setting, 0.01)
         assert measured == pytest.approx(0.5, rel=1e-6)
@@ -159,10 +155,10 @@ def test_the_bias_of_all_clients_is_quadratic_in_the_step_and_gone_for_one_local
     wide, narrow = (bias(problem, setting, lr) for lr in lrs)
     assert wide / narrow == pytest.approx(4, rel=0.05)
     constants = problem.constants(problem.minimizer)
-    assert np.divide(*corrected_floor(constants, setting, lrs)) == pytest.approx(4)
+    assert np.divide(*CORRECTED_FEDMOM.floor(constants, setting, lrs)) == pytest.approx(4)
     one = replace(setting, local_steps=1)
     assert bias(problem, one, 1e-3) == pytest.approx(0, abs=1e-20)
-    assert corrected_floor(constants, one, 1e-3) == 0
+    assert CORRECTED_FEDMOM.floor(constants, one, 1e-3) == 0
 
 
 # The order in T.
@@ -182,7 +178,7 @@ def test_noise_decays_as_one_over_the_root_of_t():
     start = problem.minimizer + 3.0
     setting = Setting(6, 3, 3, 2.0, 0.5, float(problem.weights.max()))
     rounds = np.array([250, 500, 1000, 2000])
-    lrs = corrected_best_lr(problem.constants(start), setting, rounds)
+    lrs = CORRECTED_FEDMOM.best_lr(problem.constants(start), setting, rounds)
     assert np.all(np.diff(lrs) < 0)
     slope = fitted_slope(problem, setting, start, lrs, rounds, runs=24)
     assert slope == pytest.approx(-1 / 2, abs=0.1)
@@ -193,7 +189,7 @@ def test_bias_decays_as_t_to_the_two_thirds():
     setting = Setting(5, 5, 5, largest_weight=float(problem.weights.max()))
     start = problem.minimizer + 0.5
     rounds = np.array([500, 1000, 2000, 4000])
-    lrs = corrected_best_lr(problem.constants(start), setting, rounds)
+    lrs = CORRECTED_FEDMOM.best_lr(problem.constants(start), setting, rounds)
     slope = fitted_slope(problem, setting, start, lrs, rounds, runs=1)
     assert slope == pytest.approx(-2 / 3, abs=0.1)
 
@@ -204,8 +200,8 @@ def test_equal_clients_without_noise_decay_as_one_over_t():
     start = problem.minimizer + 1.0
     constants = problem.constants(start)
     rounds = np.array([200, 400, 800])
-    lrs = corrected_best_lr(constants, setting, rounds)
-    np.testing.assert_allclose(lrs, corrected_fedmom_max_lr(constants, setting))
+    lrs = CORRECTED_FEDMOM.best_lr(constants, setting, rounds)
+    np.testing.assert_allclose(lrs, CORRECTED_FEDMOM.max_lr(constants, setting))
     assert fitted_slope(problem, setting, start, lrs, rounds, runs=4) == pytest.approx(-1, abs=0.1)
 
 
@@ -220,18 +216,18 @@ def test_theorem_1_fails_wherever_clients_pull_to_another_point(seed, clients, d
     """
     problem = random_quadratics(np.random.default_rng(seed), clients, dimension)
     setting = Setting(clients, clients, steps, largest_weight=float(problem.weights.max()))
-    lr = theorem1_max_lr(problem.constants(problem.minimizer), setting)
+    lr = THEOREM_1.max_lr(problem.constants(problem.minimizer), setting)
     start = fixed_point(problem, setting, lr)
     constants = problem.constants(start)
     square = float(gradient_squares(problem, start))
     models = simulate(problem, setting, lr, 20, start)
     np.testing.assert_allclose(gradient_squares(problem, models), square, rtol=1e-6)
-    assert theorem1_applies(constants, setting, lr)
+    assert THEOREM_1.applies(constants, setting, lr)
     rounds = 4 * constants.gap / (steps * lr * square)  # at half as many, the two are equal
-    assert theorem1(constants, setting, lr, rounds) == pytest.approx(square / 2)
+    assert THEOREM_1.bound(constants, setting, lr, rounds) == pytest.approx(square / 2)
     # Theorem 1' with a step that it allows, from the fixed point of that step.
-    own = min(lr, corrected_fedmom_max_lr(constants, setting))
-    assert bias(problem, setting, own) <= corrected_floor(constants, setting, own)
+    own = min(lr, CORRECTED_FEDMOM.max_lr(constants, setting))
+    assert bias(problem, setting, own) <= CORRECTED_FEDMOM.floor(constants, setting, own)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -247,13 +243,13 @@ def test_the_papers_bounds_fail_where_only_the_draw_is_random(momentum):
     models = simulate(problem, setting, lr, rounds, start, runs=32)[:-1]
     least = gradient_squares(problem, models).mean(axis=1).min()
     if momentum:
-        assert theorem2_applies(constants, setting, lr, rounds)
-        claimed = theorem2_at(constants, setting, lr, rounds)
+        assert THEOREM_2.applies(constants, setting, lr, rounds)
+        claimed = THEOREM_2.bound(constants, setting, lr, rounds)
     else:
-        assert theorem1_applies(constants, setting, lr)
-        claimed = theorem1(constants, setting, lr, rounds)
+        assert THEOREM_1.applies(constants, setting, lr)
+        claimed = THEOREM_1.bound(constants, setting, lr, rounds)
     assert claimed < least
-    assert least <= corrected_fedmom(constants, setting, lr, rounds)
+    assert least <= CORRECTED_FEDMOM.bound(constants, setting, lr, rounds)
 
 
 def test_equal_clients_keep_the_papers_bound():
@@ -265,6 +261,6 @@ def test_equal_clients_keep_the_papers_bound():
     setting = Setting(5, 2, 6, server_lr=2.5)
     start = problem.minimizer + 1.0
     constants = problem.constants(start)
-    lr = theorem1_max_lr(constants, setting)
+    lr = THEOREM_1.max_lr(constants, setting)
     means = means_over_rounds(problem, setting, lr, 200, start, runs=64)
-    assert np.all(means <= theorem1(constants, setting, lr, np.arange(1, 201)))
+    assert np.all(means <= THEOREM_1.bound(constants, setting, lr, np.arange(1, 201)))

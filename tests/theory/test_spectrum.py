@@ -7,18 +7,27 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.cli import theory_momentum
+from fedmom.cli import theory as commands
 from fedmom.experiments import build, settings
-from fedmom.theory.budgets import Look
-from fedmom.theory.matched import ShortRun, matched, plan_of, thinned_sizes
-from fedmom.theory.moments import Recursion
-from fedmom.theory.prediction import map_of_task, predict, ticks
+from fedmom.theory.expected_loss import Recursion
+from fedmom.theory.measurement_budget import SpectrumBudget
+from fedmom.theory.momentum_prediction import (
+    ShortRun,
+    map_of_task,
+    match_task,
+    plan_of,
+    predict,
+    thinned_sizes,
+    ticks,
+)
 from fedmom.theory.spectrum import lanczos, measure
 from fedmom.training.subproblem import Subproblem
 from tests.cli.command import invoke
 
 TASK = {"data": "synthetic:clients=8", "algorithm": "fedavg", "lr": 0.01, "rounds": 20}
-LOOK = Look(clients=4, samples=32, hessian_samples=16, gradient_steps=4, steps=3, vectors=2)
+LOOK = SpectrumBudget(
+    clients=4, samples=32, hessian_samples=16, gradient_steps=4, steps=3, vectors=2
+)
 
 
 def task(**more):
@@ -78,13 +87,13 @@ def test_the_match_has_the_tasks_loss_and_ends_where_the_short_run_did():
     experiment = task(weighting="cohort", clients_per_round=3)
     spectrum = measure(experiment, experiment.start().params, LOOK)
     run = ShortRun(lr=0.01, rounds=10, first=spectrum.loss, last=0.7 * spectrum.loss)
-    match = matched(experiment, spectrum, run, lowest_loss=0.1)
+    match = match_task(experiment, spectrum, run, lowest_loss=0.1)
     assert match.clients.excess(match.clients.start) == pytest.approx(run.first - 0.1, rel=1e-6)
     end = Recursion(match.clients, match.plan).after(0.01, 10)[0]
     assert end == pytest.approx(run.last - 0.1, rel=0.01)
     assert match.floor < match.steepest
     with pytest.raises(fedmom.FedMomError, match="lowest loss"):
-        matched(experiment, spectrum, run, lowest_loss=99.0)
+        match_task(experiment, spectrum, run, lowest_loss=99.0)
 
 
 def test_the_plan_is_that_of_the_run():
@@ -122,7 +131,7 @@ def test_large_populations_are_thinned_by_size():
 def test_a_task_is_predicted_and_marked_on_its_map():
     experiment = task(clients_per_round=3)
     seen = []
-    first, second = predict(experiment, short_run=5, look=LOOK, tick=lambda: seen.append(1))
+    first, second = predict(experiment, short_run=5, budget=LOOK, tick=lambda: seen.append(1))
     assert (first.round_, second.round_) == (0, 5)
     assert first.run.last == second.run.first
     assert len(seen) <= ticks(5, LOOK)
@@ -132,7 +141,7 @@ def test_a_task_is_predicted_and_marked_on_its_map():
 
 
 def test_the_command_predicts_and_draws(monkeypatch, tmp_path):
-    monkeypatch.setattr(theory_momentum, "Look", lambda clients: replace(LOOK, clients=clients))
+    monkeypatch.setattr(commands, "SpectrumBudget", lambda clients: replace(LOOK, clients=clients))
     text = invoke(
         *("theory", "momentum", "--data=synthetic:clients=8", "--lr=0.01", "--rounds=20"),
         *("--short-run=5", "--clients=4", f"--out={tmp_path}"),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmom
+from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.runtimes.base import Block, Failure, Scores, Snapshot
 from fedmom.training.loop import State
 
@@ -38,19 +39,28 @@ class Scripted:
     """A runtime that answers a round's question with what a function says.
 
     ``answers(round, clients, broadcast)`` gives the blocks and failures; an exception among them
-    is raised. What it does not yield is under way for ever.
+    is raised. What it does not yield is under way forever. ``rounds`` gives it the workload.
     """
 
     splits = ("train",)
+    workload = None
+    runs_method = True  # its answers are what any method's clients might say
 
     def __init__(self, answers: Callable = one_by_one):
         self.answers = answers
+        self.prepared: list[tuple[int, bool]] = []
         self.asked: list[tuple[int, list[int]]] = []
         self.cancelled: list[list[tuple[int, int]]] = []
         self.commits = 0
         self.news: tuple = ()  # the broadcast of a question that is not answered yet
         self.queue: list = []
         self.waiting: list[tuple[int, int]] = []
+
+    def prepare(self, cohort, *, sums):
+        self.prepared.append((cohort, sums))
+
+    def block_sizes(self, round_, clients, broadcast):  # noqa: ARG002
+        return ()
 
     def ask(self, round_, clients, broadcast):
         """Note the question; a round may ask its cohort in parts."""
@@ -96,20 +106,38 @@ class Scripted:
         pass
 
 
-def everybody(size):
-    """A sampler of the first so many clients, in every round."""
-    return lambda _seed, _round: np.arange(size)
+def everybody(_seed, _round, size, _samples):
+    """A sampler of the first ``size`` clients, in every round."""
+    return np.arange(size)
+
+
+WORK = fedmom.LocalWork(lr=0.1, steps=1)
 
 
 @lru_cache  # one object for all tests, which then share compiled programs
 def fedavg(weighting="population", rate=1.0, **parts):
-    return fedmom.Algorithm(fedmom.fedavg(rate), **({"rule": fedmom.mean(weighting)} | parts))
+    server = fedmom.servers.fedavg(rate)
+    return fedmom.Algorithm(server, WORK, **({"rule": fedmom.mean(weighting)} | parts))
+
+
+def workload(algorithm=None, params=None, samples=SIZES):
+    """What is run: clients with these numbers of samples, and a model that is a vector."""
+    algorithm = algorithm or fedavg()
+    if algorithm.work is None:
+        algorithm = algorithm._replace(work=WORK)
+    model = fedmom.Model(lambda _key: jnp.zeros(3) if params is None else params, apply=None)
+    split = Split(np.cumsum(samples) - samples, np.asarray(samples))
+    nothing = Split(np.zeros_like(samples), np.zeros_like(samples))
+    users = range(len(samples))
+    features = Features("vector", (3,), 2)
+    return fedmom.Workload(
+        FederatedData("scripted", users, features, {}, split, nothing), model, algorithm
+    )
 
 
 def begin(algorithm, params=None):
     """The state before the first round, of a model that is a vector."""
-    model = fedmom.Model(lambda _key: jnp.zeros(3) if params is None else params, apply=None)
-    return fedmom.start(model, algorithm)
+    return fedmom.start(workload(algorithm, params))
 
 
 def rounds(
@@ -124,16 +152,14 @@ def rounds(
     state=None,
 ):
     """The states and records of some rounds; everybody is asked, unless a pace says otherwise."""
-    algorithm = algorithm or fedavg()
-    state = state or begin(algorithm, params)
+    runtime.workload = workload(algorithm, params, samples)
+    state = state or fedmom.start(runtime.workload)
     return list(
         fedmom.train(
-            state,
             runtime,
-            algorithm,
-            pace=pace or fedmom.synchronous(everybody, len(samples)),
-            samples=samples,
+            pace=pace or fedmom.synchronous(len(samples), everybody),
             rounds=state.round + count,
+            state=state,
             bad_replies=bad_replies,
         )
     )
@@ -141,11 +167,6 @@ def rounds(
 
 def one_round(runtime, algorithm=None, **options):
     return rounds(runtime, algorithm, **options)[0]
-
-
-def uniform(samples, size):
-    """The usual pace: M clients drawn uniformly."""
-    return fedmom.synchronous(fedmom.uniform(samples), size)
 
 
 def weights_of(weighting, clients):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.training.admission import Form, malformed, members_of, unusable
+from fedmom.algorithms.forms import Form
+from fedmom.training.admission import malformed, members_of, unusable
 from tests.training.scripted import (
     LOSSES,
     SIZES,
@@ -204,7 +205,7 @@ class TestWrongClients:
         return Scripted(answers)
 
     def pace(self):
-        return fedmom.synchronous(lambda _size: lambda _seed, _round: np.array(OTHERS), 4)
+        return fedmom.synchronous(4, lambda *_: np.array(OTHERS))
 
     @pytest.mark.parametrize("name", STRANGERS)
     def test_they_stop_the_run(self, name):
@@ -273,7 +274,7 @@ class TestVersions:
         def answers(_round, clients, _):
             return [block([k], version=0) for k in clients]
 
-        pace = fedmom.buffered(lambda _: lambda _seed, t: np.array([t]), 1, in_flight=1)
+        pace = fedmom.buffered(1, lambda _seed, t, *_: np.array([t]), in_flight=1)
         with pytest.raises(fedmom.BadReplyError, match=r"client 1 .*: it was not asked"):
             rounds(Scripted(answers), count=2, pace=pace)
 

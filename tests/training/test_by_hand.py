@@ -5,14 +5,15 @@ import runpy
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedmom
-from fedmom.algorithms import build
-from fedmom.algorithms.client import LocalWork, full_gradient
+from fedmom.algorithms import named
+from fedmom.algorithms.local_work import LocalWork, full_gradient
 from fedmom.training.samplers import cohort
 from tests.conftest import ROOT, population
-from tests.training.scripted import begin, uniform
+from tests.experiments import small
 
 BY_HAND = runpy.run_path(str(ROOT / "examples" / "by_hand.py"))
 SIZES = [3, 7, 20, 55, 130]  # one client is smaller than a batch
@@ -36,14 +37,18 @@ def test_the_package_equals_the_paper_by_hand(name):
     x, y = (data.arrays[name][: sum(SIZES)] for name in "xy")
     eta = len(SIZES) / M
     full = name == "fedsgd"
-    server = fedmom.fedmom(eta, 0.9) if name == "fedmom" else fedmom.fedavg(eta)
-    algorithm = fedmom.Algorithm(server)
-    work = full_gradient(LR) if full else LocalWork(lr=LR, steps=H, batch_size=B)
+    work = LocalWork(lr=LR, steps=H, batch_size=B)
+    algorithm = {
+        "fedsgd": fedmom.servers.fedsgd(eta, LR),
+        "fedavg": fedmom.Algorithm(fedmom.servers.fedavg(eta), work),
+        "fedmom": fedmom.Algorithm(fedmom.servers.fedmom(eta, 0.9), work),
+    }[name]
     model = fedmom.build_model("logreg", data.features)
-    runtime = fedmom.LocalRuntime(data, model, work, algorithm, seed=SEED)
 
     w0 = np.random.default_rng(1).normal(size=(5, 3)) / 5
     params = [{"w": jnp.asarray(w0[:4], jnp.float32), "b": jnp.asarray(w0[4], jnp.float32)}]
+    model = model._replace(init=lambda _key: params)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm, SEED))
     ones = np.ones((len(x), 1))
     rows = np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])
     clients = [(np.hstack([x, ones])[r].astype(float), y[r]) for r in rows]
@@ -51,35 +56,31 @@ def test_the_package_equals_the_paper_by_hand(name):
         name, w0, clients, ROUNDS, lambda t: documented_draws(t, full), LR, eta, 0.9
     )
 
-    ours = fedmom.train(
-        begin(algorithm, params),
-        runtime,
-        algorithm,
-        pace=uniform(data.train.size, M),
-        samples=data.train.size,
-        rounds=ROUNDS,
-        seed=SEED,
-    )
+    ours = fedmom.train(runtime, pace=fedmom.synchronous(M), rounds=ROUNDS)
     for (state, _), expected in zip(ours, by_hand, strict=True):
         stacked = np.vstack([state.params[0]["w"], state.params[0]["b"]])
         np.testing.assert_allclose(stacked, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(stacked - w0).max() > 0.1  # it did go somewhere
 
 
-def test_fedsgd_by_name_is_full_gradients_whatever_the_local_work_says():
+def test_fedsgd_by_name_by_its_function_and_put_together_by_hand_are_the_same():
+    """All are one step on the gradient of a client's whole data."""
     data = population(SIZES)
     model = fedmom.build_model("logreg", data.features)
-    named = build.algorithm("fedsgd", 2.5)
-    params = model.init(jax.random.key(0))
+    settings = {"algorithm": "fedsgd", "server-lr": 2.5, "lr": LR, "rounds": 3}
+    named_lr = small.prepared(**settings)
+    assert named_lr.workload.work == full_gradient(LR)
     found = []
-    for algorithm, work in (
-        (named, LocalWork(lr=LR, steps=H, batch_size=B)),
-        (fedmom.Algorithm(fedmom.fedavg(2.5)), full_gradient(LR)),
+    for algorithm in (
+        named_lr.workload.algorithm,
+        named.algorithm("fedsgd", 2.5)._replace(work=full_gradient(LR)),
+        fedmom.servers.fedsgd(2.5, LR),
+        fedmom.Algorithm(fedmom.servers.fedavg(2.5), full_gradient(LR)),
+        fedmom.Algorithm(optax.sgd(2.5), LocalWork(lr=LR, steps=1, batch_size=None)),
     ):
-        runtime = fedmom.LocalRuntime(data, model, work, algorithm, seed=SEED)
-        runtime.ask(0, np.arange(5), params)
-        found.append(
-            [np.ravel(leaf) for b in runtime.replies() for leaf in jax.tree.leaves(b.update)]
-        )
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm, SEED))
+        *_, (state, _) = fedmom.train(runtime, pace=fedmom.synchronous(M), rounds=3)
+        found.append([np.asarray(leaf) for leaf in jax.tree.leaves(state.params)])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(one, two)

@@ -10,7 +10,6 @@ import pytest
 import fedmom
 from fedmom.runtimes import local
 from tests.conftest import population
-from tests.training.scripted import uniform
 
 SIZES = [3, 5, 8, 4, 6, 7]
 WAYS = {"one": (0, False), "few": (float("inf"), False), "many": (0, True)}
@@ -46,34 +45,26 @@ class Run:
 
     vectorized = False
 
-    def __init__(self, client=None, m=2, stages=()):
-        self.data = population(SIZES)
-        self.algorithm = fedmom.Algorithm(
-            fedmom.fedavg(0.5),
-            client=client or counting(),
-            rule=fedmom.mean("uniform"),
-            stages=stages,
+    def __init__(self, client=None, m=2, stages=(), data=None, work=None):
+        algorithm = fedmom.Algorithm(
+            fedmom.servers.fedavg(0.5),
+            work or fedmom.LocalWork(steps=1),
+            client or counting(),
+            fedmom.mean("uniform"),
+            stages,
         )
-        self.pace = uniform(self.data.train.size, m)
+        self.workload = fedmom.Workload(data or population(SIZES), MODEL, algorithm)
+        self.pace = fedmom.synchronous(m)
         self.runtime = self.fresh()
-        self.state = fedmom.start(MODEL, self.algorithm)
+        self.state = fedmom.start(self.workload)
 
     def fresh(self):
-        work = fedmom.LocalWork(steps=1)
-        options = {"workers": 2, "vectorized": self.vectorized}
-        return fedmom.LocalRuntime(self.data, MODEL, work, self.algorithm, **options)
+        return fedmom.LocalRuntime(self.workload, workers=2, vectorized=self.vectorized)
 
     def train(self, rounds, **options):
-        run = fedmom.train(
-            self.state,
-            self.runtime,
-            self.algorithm,
-            pace=self.pace,
-            samples=self.data.train.size,
-            rounds=rounds,
-            **options,
-        )
-        for state, record in run:
+        for state, record in fedmom.train(
+            self.runtime, pace=self.pace, rounds=rounds, state=self.state, **options
+        ):
             self.state = state
             yield record
 
@@ -184,7 +175,7 @@ def test_a_round_that_is_interrupted_changes_no_snapshot(replies):
     list(whole.train(4))
     list(run.train(2))
     before = run.counts()
-    cohort = run.pace.ask(0, 2, set())
+    cohort = run.pace.ask(0, 2, np.array(SIZES), set())
     run.runtime.ask(2, cohort, run.state.params)
     answers = run.runtime.replies()
     seen = 0
@@ -221,9 +212,7 @@ def test_the_state_of_a_client_whose_update_is_not_finite_stays(metrics):
 
 def test_a_client_recovers_with_the_state_it_had():
     sick = counting(lambda problem, _: (problem.size == SIZES[2]) & (problem.lr < 1))
-    run = Run(sick, m=6)
-    work = fedmom.LocalWork(lr=lambda t: 0.5 if t == 1 else 2.0, steps=1)
-    run.runtime = fedmom.LocalRuntime(run.data, MODEL, work, run.algorithm)
+    run = Run(sick, m=6, work=fedmom.LocalWork(lr=lambda t: 0.5 if t == 1 else 2.0, steps=1))
     rejected = [len(r.rejected) for r in run.train(3, bad_replies="skip")]
     assert rejected == [0, 1, 0]
     assert run.counts() == {0: 3, 1: 3, 2: 2, 3: 3, 4: 3, 5: 3}
@@ -237,9 +226,7 @@ def test_clients_without_state_leave_nothing_to_save():
 
 def test_memory_grows_with_the_clients_seen_not_with_the_population():
     data = population([1] * 500, classes=1)
-    run = Run()
-    run.data, run.pace = data, uniform(data.train.size, 2)
-    run.runtime = run.fresh()
+    run = Run(data=data)
     list(run.train(3))
     tensors = run.runtime.snapshot().tensors
     assert len(tensors["states/clients"]) <= 6
@@ -248,7 +235,9 @@ def test_memory_grows_with_the_clients_seen_not_with_the_population():
 
 def test_states_of_a_method_with_stages_are_saved_with_those_of_its_clients():
     doubled = fedmom.Stage(
-        lambda update, total, _key: (update, total + 1), client_init=lambda _: jnp.zeros(())
+        "count",
+        lambda update, total, _sent, _key: (update, total + 1, {}),
+        client_init=lambda _: jnp.zeros(()),
     )
     run, whole = Run(stages=(doubled,)), Run(stages=(doubled,))
     list(whole.train(5))

@@ -9,41 +9,41 @@ import optax
 import pytest
 
 import fedmom
-from fedmom.algorithms import build
-from fedmom.algorithms.base import as_server
-from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork
+from fedmom.algorithms import named
+from fedmom.algorithms.client import LOCAL_TRAINING
+from fedmom.algorithms.forms import Form
+from fedmom.algorithms.local_work import LocalWork
 from fedmom.data.batches import reader
 from fedmom.runtimes import local
-from fedmom.runtimes.programs import compiled
-from fedmom.training.aggregate import AT_ONCE, compile_programs
+from fedmom.runtimes.client_programs import compiled
+from fedmom.runtimes.sums import AT_ONCE
+from fedmom.training.aggregate import compile_programs
+from fedmom.training.loop import broadcast_of
 from tests.conftest import population
-from tests.training.scripted import SIZES, UPDATES, Scripted, block, rounds, uniform
+from tests.experiments import small
+from tests.models.nets import plain_net
+from tests.training.scripted import SIZES, UPDATES, Scripted, block, fedavg, rounds, workload
 
 WORK = LocalWork(lr=0.1, steps=1)
+
+
+def programs_of(run):
+    """The server's compiled programs of a workload."""
+    broadcast = broadcast_of(run, fedmom.start(run))
+    return compile_programs(run.method, tuple(map(Form.of, run.method.forms(broadcast))))
 
 
 def test_a_run_compiles_its_programs_once():
     data = population([5, 9, 30])
     model = fedmom.build_model("logreg", data.features)
     work = LocalWork(lr=0.1, steps=2, prox=0.3)  # its own, so that its program is this test's
-    runtime = fedmom.LocalRuntime(data, model, work)
-    algorithm = fedmom.Algorithm(fedmom.fedmom(1.0))
+    algorithm = fedmom.Algorithm(fedmom.servers.fedmom(1.0), work)
     for seed in (0, 1):
-        state = fedmom.start(model, algorithm, seed)
-        list(
-            fedmom.train(
-                state,
-                runtime,
-                algorithm,
-                pace=uniform(data.train.size, 2),
-                samples=data.train.size,
-                rounds=4,
-            )
-        )
+        run = fedmom.Workload(data, model, algorithm, seed)
+        list(fedmom.train(fedmom.LocalRuntime(run), pace=fedmom.synchronous(2), rounds=4))
     read = reader(data.features)
     assert compiled(model, read, work, LOCAL_TRAINING, "few")._cache_size() == 1
-    server = as_server(algorithm.server)
-    assert compile_programs(server, fedmom.mean(), ()).step._cache_size() == 1
+    assert programs_of(run).step._cache_size() == 1
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,54 @@ def test_a_run_compiles_its_programs_once():
         {"server_lr": "cosine:start=1,rounds=9", "momentum": 0.5, "average": 0.9},
         {"aggregate": "clip:norm=1+mean", "weighting": "cohort"},
         {"aggregate": "trimmed_mean:share=0.2", "weighting": "uniform"},
+        {"aggregate": "quantize:bits=4+noise:std=0.1+median", "weighting": "cohort"},
     ],
-    ids=["plain", "server", "clip", "trimmed"],
+    ids=["plain", "server", "clip", "trimmed", "stages"],
 )
 def test_equal_settings_are_one_algorithm(settings):
-    one, two = (build.algorithm("fedmom", **settings) for _ in range(2))
+    one, two = (named.algorithm("fedmom", **settings) for _ in range(2))
     assert one is two
+    assert programs_of(workload(one)) is programs_of(workload(two, samples=SIZES[::-1]))
+
+
+@pytest.mark.parametrize("algorithm", ["fedmom", "fedsgd", "fedavg"])
+@pytest.mark.parametrize("aggregate", ["mean", "clip:norm=1+quantize:bits=4"])
+def test_a_sweep_over_lr_compiles_the_servers_step_once(algorithm, aggregate):
+    """What clients do is no part of the server's programs, nor is what a seed draws."""
+    eta = 0.3 + len(algorithm) / 100 + len(aggregate) / 1000  # its own, as its programs are
+    values = {"algorithm": algorithm, "aggregate": aggregate, "server-lr": eta}
+    found = []
+    for seed, lr in enumerate([0.01, 0.02, "cosine:start=0.03,rounds=3"]):
+        experiment = small.prepared(**values, lr=lr, seed=seed)
+        runtime = experiment.runtime()
+        list(experiment.train(experiment.start(), runtime, rounds=3))
+        found.append((programs_of(experiment.workload), runtime._programs))
+        runtime.close()
+    assert all(pair == found[0] for pair in found)
+    assert found[0][0].step._cache_size() == 1
+
+
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "batch norm"])
+def test_runs_with_equal_parts_share_programs(stateful):
+    """Also where an algorithm is put together anew from them, on other data with other work."""
+    server, client = optax.sgd(0.1), fedmom.Client(LOCAL_TRAINING.run)
+    stages = (fedmom.clip(norm=1.0), fedmom.quantize(bits=4))
+    found = []
+    for seed, sizes in enumerate([[5, 9, 30], [7, 8]]):
+        work = LocalWork(lr=0.1 * (1 + seed), steps=1 + seed)
+        algorithm = fedmom.Algorithm(server, work, client, fedmom.mean("cohort"), stages)
+        data = population(sizes)
+        if stateful:
+            model = fedmom.model(plain_net(), data, has_state=True)
+        else:
+            model = fedmom.build_model("logreg", data.features)
+        run = fedmom.Workload(data, model, algorithm, seed)
+        found.append((run.method, programs_of(run)))
+    (one, programs), (two, others) = found
+    assert one == two
+    assert programs is others
+    other = fedmom.Algorithm(server, work, client, fedmom.mean("uniform"), stages)
+    assert programs_of(fedmom.Workload(data, model, other)) is not programs
 
 
 def test_the_servers_step_is_traced_once_for_equal_settings(monkeypatch):
@@ -76,7 +118,7 @@ def test_the_servers_step_is_traced_once_for_equal_settings(monkeypatch):
 
     monkeypatch.setitem(fedmom.ALGORITHMS._rows, "noisy", noisy)  # registered, for this test
     for _ in range(2):
-        algorithm = build.algorithm("noisy", 0.5)
+        algorithm = named.algorithm("noisy", 0.5)
         rounds(Scripted(), algorithm, 3)
     assert len(traces) == 1
 
@@ -94,7 +136,11 @@ def test_texts_loaded_twice_share_programs():
     assert one is not two
     assert reader(one.features) is reader(two.features)
     runtimes = [
-        fedmom.LocalRuntime(data, fedmom.build_model("char_lstm", data.features), WORK)
+        fedmom.LocalRuntime(
+            fedmom.Workload(
+                data, fedmom.build_model("char_lstm", data.features), fedavg()._replace(work=WORK)
+            )
+        )
         for data in (one, two)
     ]
     assert runtimes[0]._programs == runtimes[1]._programs
@@ -112,9 +158,10 @@ def test_drop_outs_compile_nothing_new(size):
 
     server = optax.sgd(0.1)  # its own, so that its programs are this test's alone
     algorithm = fedmom.Algorithm(server)
+    programs = programs_of(workload(algorithm))
+    programs.add.clear_cache()  # other methods share it
     found = rounds(Scripted(answers), algorithm, size + 1, samples=samples)
     assert [r.replies for _, r in found] == [*range(1, size + 1), 1]
-    programs = compile_programs(as_server(server), fedmom.mean(), ())
     assert programs.step._cache_size() <= 2
     assert programs.add._cache_size() <= 2
 
@@ -123,9 +170,9 @@ def test_drop_outs_compile_nothing_new_for_a_rule_that_needs_each_reply():
     def answers(round_, clients, _):
         return [block([k], version=round_) for k in clients[: 1 + round_ % 5]]
 
-    server, rule = optax.sgd(0.1), fedmom.trimmed_mean(share=0.2)
-    rounds(Scripted(answers), fedmom.Algorithm(server, rule=rule), 6)
-    assert compile_programs(as_server(server), rule, ()).step._cache_size() == 1
+    algorithm = fedmom.Algorithm(optax.sgd(0.1), rule=fedmom.trimmed_mean(share=0.2))
+    rounds(Scripted(answers), algorithm, 6)
+    assert programs_of(workload(algorithm)).step._cache_size() == 1
 
 
 @pytest.mark.parametrize(("way", "sizes"), [("few", 2), ("many", 3), ("threads", 1)])
@@ -137,17 +184,16 @@ def test_cohorts_of_any_size_compile_few_programs(way, sizes, monkeypatch):
     data = population([9] * 30)
     model = fedmom.build_model("logreg", data.features)
     work = LocalWork(lr=0.1, steps=2, prox=0.4 + sizes)  # its own, and so are its programs
-    server = optax.sgd(0.2)
-    algorithm = fedmom.Algorithm(server)
-    pace = fedmom.synchronous(fedmom.poisson(data.train.size), 10)
-    options = {"pace": pace, "samples": data.train.size, "rounds": 25}
-    runtime = fedmom.LocalRuntime(data, model, work, vectorized=way == "many", cohort=10)
-    found = list(fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options))
+    run = fedmom.Workload(data, model, fedmom.Algorithm(optax.sgd(0.2), work))
+    programs = programs_of(run)
+    programs.add.clear_cache()  # other methods share it
+    pace = fedmom.synchronous(10, fedmom.poisson)
+    runtime = fedmom.LocalRuntime(run, vectorized=way == "many")
+    found = list(fedmom.train(runtime, pace=pace, rounds=25))
     assert len({record.replies for _, record in found}) > 8
     kind = "many" if way == "many" else "few"
     program = compiled(model, reader(data.features), work, LOCAL_TRAINING, kind)
     assert program._cache_size() == sizes
-    programs = compile_programs(as_server(server), fedmom.mean(), ())
     assert programs.add._cache_size() + programs.step._cache_size() <= 8
 
 
@@ -165,8 +211,8 @@ def test_unusual_blocks_add_up_to_the_same(rule, blocks):
         parts = zip(ends - blocks, ends, strict=True)
         return [block(clients[a:b], version=round_) for a, b in parts]
 
-    algorithm = fedmom.Algorithm(fedmom.fedavg(), rule=rule)
-    pace = fedmom.synchronous(lambda _size: lambda _seed, _round: np.arange(size), 10)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), rule=rule)
+    pace = fedmom.synchronous(10, lambda *_: np.arange(size))
     samples = np.tile(SIZES, 3)
     ((state, record),) = rounds(Scripted(answers), algorithm, pace=pace, samples=samples)
     assert record.replies == size
@@ -186,11 +232,9 @@ keep = np.empty(int(sys.argv[1]), np.uint8)  # so that arrays lie elsewhere
 data = fedmom.from_arrays(np.ones((8, 3)), np.arange(8) % 2, np.arange(8) // 4)
 data.arrays["x"] = np.ones(25, np.float32)[int(sys.argv[1]) % 2:][:24].reshape(8, 3)
 model = fedmom.build_model("logreg", data.features)
-algorithm = fedmom.Algorithm(fedmom.fedmom(1.0))
-runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1), algorithm)
-pace = fedmom.synchronous(fedmom.uniform(data.train.size), 2)
-options = {"pace": pace, "samples": data.train.size, "rounds": 1}
-for state, _ in fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options):
+algorithm = fedmom.Algorithm(fedmom.servers.fedmom(1.0), fedmom.LocalWork(steps=1))
+runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
+for state, _ in fedmom.train(runtime, pace=fedmom.synchronous(2), rounds=1):
     fedmom.evaluate(runtime, state.params, "train")
 print([name for name in ("pydantic", "rich") if name in sys.modules])
 """

@@ -17,7 +17,6 @@ from fedmom.experiments.folder import RunFolder
 from fedmom.training.diagnostics import FEWEST, MOST, SHARE, Diagnostics, plan
 from tests import by_hand
 from tests.conftest import population
-from tests.training.scripted import uniform
 
 SIZES = [9, 5, 14, 7]  # few enough for the full gradient to be that of all of f
 WORK = fedmom.LocalWork(lr=0.1, steps=3, batch_size=4)
@@ -52,19 +51,14 @@ def looked(weighting="population", server=None, per_round=3, lost=(), every=2, r
     """Run with diagnostics; return what they say, and what truly happened, per round."""
     data = population(SIZES)
     model = fedmom.build_model("logreg", data.features)
-    rule = fedmom.mean(weighting)
-    algorithm = fedmom.Algorithm(server or fedmom.fedmom(2.0, 0.9), rule=rule)
-    kept = Kept(fedmom.LocalRuntime(data, model, WORK, algorithm), [*lost])
-    notes = Diagnostics(kept, data, model, WORK, every=every, rule=rule, seed=0)
+    server = server or fedmom.servers.fedmom(2.0, 0.9)
+    algorithm = fedmom.Algorithm(server, WORK, rule=fedmom.mean(weighting))
+    workload = fedmom.Workload(data, model, algorithm)
+    kept = Kept(fedmom.LocalRuntime(workload), [*lost])
+    notes = Diagnostics(workload, every=every)
     found = {}
-    for state, record in fedmom.train(
-        fedmom.start(model, algorithm),
-        notes,
-        algorithm,
-        pace=uniform(data.train.size, per_round),
-        samples=data.train.size,
-        rounds=rounds,
-    ):
+    pace = fedmom.synchronous(per_round)
+    for state, record in fedmom.train(kept, pace=pace, rounds=rounds, watch=notes):
         found[state.round - 1] = notes.of(record, state.params), state.params
     return data, kept.rounds, found
 
@@ -102,7 +96,7 @@ def test_the_numbers_are_their_definitions(weighting):
 
 
 def test_laws_of_the_numbers():
-    *_, found = looked(server=fedmom.fedavg(3.0), every=1)
+    *_, found = looked(server=fedmom.servers.fedavg(3.0), every=1)
     for numbers, _ in found.values():
         assert numbers["step_ratio"] == pytest.approx(3, rel=1e-4)  # η, for FedAvg
         assert numbers["dissimilarity"] >= 1 - 1e-5
@@ -113,7 +107,7 @@ def test_laws_of_the_numbers():
 
 def test_momentum_lengthens_the_step_towards_eta_over_one_minus_beta():
     """With an update that is always the same, w moves by η/(1-β) of it in the end."""
-    server = fedmom.fedmom(2.0, 0.5)
+    server = fedmom.servers.fedmom(2.0, 0.5)
     params, state = jnp.zeros(3), server.init(jnp.zeros(3))
     update = jnp.ones(3)
     for _ in range(30):
@@ -134,9 +128,9 @@ def prepared(**values):
     return prepare(settings.parse({**SMALL, **values}))
 
 
-def run(path, watchers=(), **values):
+def run(path, observers=(), **values):
     experiment = prepared(**values)
-    execute(RunFolder.create(path, experiment.config), experiment, watchers)
+    execute(RunFolder.create(path, experiment.config), experiment, observers)
     return path
 
 
@@ -152,20 +146,14 @@ def logs(path):
 
 
 class StopAt:
-    """A watcher that presses Ctrl-C after a round."""
+    """An observer that presses Ctrl-C after a round."""
 
     def __init__(self, round_):
         self.round_ = round_
 
-    def begin(self, _experiment, _round):
-        pass
-
-    def round(self, record):
-        if record.round == self.round_:
+    def __call__(self, event):
+        if event.record and event.round == self.round_:
             raise KeyboardInterrupt
-
-    def evaluated(self, _rows):
-        pass
 
 
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg", "fedmom", "fedadam"])
@@ -223,8 +211,8 @@ def test_a_look_costs_its_share_whatever_the_run(steps, batch, rounds):
     data = population([30] * 40)
     every = plan(work, data.train.size, rounds)
     model = fedmom.build_model("logreg", data.features)
-    runtime = fedmom.LocalRuntime(data, model, work)
-    notes = Diagnostics(runtime, data, model, work, every=every, rule=fedmom.mean(), seed=0)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work)
+    notes = Diagnostics(fedmom.Workload(data, model, algorithm), every=every)
     between = every * steps * (batch or 30)
     looked_at = notes.sample.taken.sum()
     assert FEWEST / 2 <= looked_at <= MOST
@@ -243,17 +231,16 @@ def test_replies_that_do_not_count_are_not_looked_at():
     model = fedmom.build_model("logreg", data.features)
     found = []
     for client, lost in ((fedmom.Client(diverging), ()), (None, [0])):
-        algorithm = fedmom.Algorithm(fedmom.fedavg(), client=client, rule=fedmom.mean("cohort"))
-        runtime = Kept(fedmom.LocalRuntime(data, model, WORK, algorithm), lost)
-        notes = Diagnostics(runtime, data, model, WORK, every=1, rule=algorithm.rule, seed=0)
+        rule = fedmom.mean("cohort")
+        algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), WORK, client=client, rule=rule)
+        workload = fedmom.Workload(data, model, algorithm)
+        notes = Diagnostics(workload, every=1)
         ((state, record),) = fedmom.train(
-            fedmom.start(model, algorithm),
-            notes,
-            algorithm,
-            pace=uniform(data.train.size, 4),
-            samples=data.train.size,
+            Kept(fedmom.LocalRuntime(workload), lost),
+            pace=fedmom.synchronous(4),
             rounds=1,
             bad_replies="skip",
+            watch=notes,
         )
         assert record.replies == 3
         found.append(notes.of(record, state.params))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedmom
 from fedmom.data.federated import Split
-from fedmom.data.thinning import thinned
+from fedmom.data.subsample import thinned
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.scoring import DRAW, _Plan
 from fedmom.training.evaluation import identical_percentile, summarize
@@ -23,7 +23,9 @@ SIZES, TESTS = [4, 30, 1500], [2, 10, 0]
 
 
 def runtime_of(data, model, algorithm=None):
-    return fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1), algorithm)
+    algorithm = algorithm or fedmom.Algorithm(fedmom.servers.fedavg())
+    algorithm = algorithm._replace(work=fedmom.LocalWork(steps=1))
+    return fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
 
 
 def scores_by_hand(params, data, split):
@@ -160,7 +162,7 @@ def own_bias():
 def test_personal_models_are_evaluated_client_by_client(stages, budget):
     data = population([1100, 30, 4], test_sizes=[20, 0, 10])
     model = fedmom.build_model("logreg", data.features)
-    algorithm = fedmom.Algorithm(fedmom.fedavg(), client=own_bias(), stages=stages)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), client=own_bias(), stages=stages)
     runtime = runtime_of(data, model, algorithm)
     params = model.init(jax.random.key(0))
     for round_, clients in enumerate(([0], [0, 1], [0])):
@@ -188,7 +190,7 @@ def test_small_clients_with_models_of_their_own_are_not_filled_up_to_a_large_cal
     sizes = [3, 5, 16, 17, 40, 90, 600, 1500]
     data = population(sizes)
     model = fedmom.build_model("logreg", data.features)
-    algorithm = fedmom.Algorithm(fedmom.fedavg(), client=own_bias())
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), client=own_bias())
     runtime = runtime_of(data, model, algorithm)
     computed, score = [], runtime._scorer._score
 

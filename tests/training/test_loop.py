@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
-from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork, full_gradient
+from fedmom.algorithms.client import LOCAL_TRAINING
+from fedmom.algorithms.local_work import LocalWork, full_gradient
 from fedmom.data.batches import place, reader
 from fedmom.runtimes import local
 from fedmom.runtimes.base import Failure
-from fedmom.runtimes.programs import compiled
+from fedmom.runtimes.client_programs import compiled
 from fedmom.training.samplers import cohort
 from tests import by_hand
 from tests.conftest import population
@@ -28,7 +29,6 @@ from tests.training.scripted import (
     fedavg,
     one_round,
     rounds,
-    uniform,
     weights_of,
 )
 
@@ -54,7 +54,7 @@ def test_weightings_are_their_formulas(size, weighting):
         "cohort": n @ delta / n.sum(),
         "uniform": delta.mean(axis=0),
     }[weighting]
-    state, record = one_round(Scripted(), fedavg(weighting), pace=uniform(SIZES, size))
+    state, record = one_round(Scripted(), fedavg(weighting), pace=fedmom.synchronous(size))
     np.testing.assert_allclose(state.params, -g, rtol=1e-5)
     np.testing.assert_allclose(record.update_norm, np.linalg.norm(g), rtol=1e-5)
     assert record.cohort == chosen.tolist()
@@ -128,19 +128,13 @@ WORKS = {
 
 def trained(data, work, rounds=5, m=None, weighting="population", lr=None, **runtime):
     model = fedmom.build_model("logreg", data.features)
-    algorithm = fedavg(weighting)
     work = work if lr is None else replace(work, lr=lr)
-    runtime = fedmom.LocalRuntime(data, model, work, **runtime)
-    *_, (state, _record) = fedmom.train(
-        fedmom.start(model, algorithm),
-        runtime,
-        algorithm,
-        pace=uniform(data.train.size, m or data.clients),
-        samples=data.train.size,
-        rounds=rounds,
-    )
+    workload = fedmom.Workload(data, model, fedavg(weighting)._replace(work=work))
+    runtime = fedmom.LocalRuntime(workload, **runtime)
+    pace = fedmom.synchronous(m or data.clients)
+    *_, (state, _record) = fedmom.train(runtime, pace=pace, rounds=rounds)
     runtime.close()
-    return model, state.params
+    return workload, state.params
 
 
 def leaves(tree):
@@ -149,8 +143,8 @@ def leaves(tree):
 
 def test_fedavg_with_everyone_full_data_and_one_step_is_gradient_descent():
     data, lr = population([3, 11, 40]), 0.3
-    model, w = trained(data, WORKS["full"], lr=lr)
-    expected = fedmom.start(model, fedavg(), 0).params
+    workload, w = trained(data, WORKS["full"], lr=lr)
+    expected = workload.params()
     samples = by_hand.read(data, np.arange(54))
     for _ in range(5):
         _, _, gradient = by_hand.logreg(expected, *samples)
@@ -244,7 +238,8 @@ def test_how_a_round_is_computed_does_not_depend_on_a_clock(monkeypatch):
 def test_the_vectorized_way_hands_on_one_block_as_it_was_computed():
     """Earlier, every reply was cut out of the stack by a dispatch of its own."""
     model = fedmom.build_model("logreg", FIVE.features)
-    runtime = fedmom.LocalRuntime(FIVE, model, WORKS["steps"], vectorized=True)
+    algorithm = fedavg()._replace(work=WORKS["steps"])
+    runtime = fedmom.LocalRuntime(fedmom.Workload(FIVE, model, algorithm), vectorized=True)
     answers, program = [], runtime._programs["many"]
 
     def noted(*args, **options):
@@ -301,7 +296,9 @@ def test_divergence_is_a_sentence_that_names_the_client():
 
 
 @pytest.mark.parametrize("rate", [1e37, 3e38])
-@pytest.mark.parametrize("server", [fedmom.fedavg, fedmom.fedmom, fedmom.fedavgm])
+@pytest.mark.parametrize(
+    "server", [fedmom.servers.fedavg, fedmom.servers.fedmom, fedmom.servers.fedavgm]
+)
 def test_a_server_step_beyond_the_numbers_is_divergence_of_the_server(server, rate):
     """Earlier, such a model was handed on, evaluated and saved as if nothing had happened."""
     good = fedmom.Algorithm(server(1.0))
@@ -316,14 +313,16 @@ def test_a_server_step_beyond_the_numbers_is_divergence_of_the_server(server, ra
     np.testing.assert_array_equal(again.params, expected.params)
 
 
-@pytest.mark.parametrize("m", [0, 6])
-def test_an_impossible_cohort_is_refused(m):
-    with pytest.raises(fedmom.FedMomError, match=f"clients-per-round {m} is not between 1 and"):
-        one_round(Scripted(), pace=uniform(SIZES, m))
+@pytest.mark.parametrize(
+    ("m", "says"), [(0, "must be a whole number of at least 1"), (6, "is not between 1 and the 5")]
+)
+def test_an_impossible_cohort_is_refused(m, says):
+    with pytest.raises(fedmom.FedMomError, match=f"clients-per-round {m} {says}"):
+        one_round(Scripted(), pace=fedmom.synchronous(m))
 
 
 def test_what_to_do_with_bad_replies_is_checked():
-    with pytest.raises(fedmom.FedMomError, match="bad-replies 'ignore' is neither stop nor skip"):
+    with pytest.raises(fedmom.FedMomError, match="bad-replies 'ignore' must be stop or skip"):
         one_round(Scripted(), bad_replies="ignore")
 
 
@@ -339,20 +338,13 @@ class TestInterrupted:
 
     def test_the_round_is_played_anew(self):
         model = fedmom.build_model("logreg", FIVE.features)
-        algorithm, work = fedavg(), WORKS["steps"]
-        options = {
-            "pace": uniform(FIVE.train.size, 2),
-            "samples": FIVE.train.size,
-            "rounds": 3,
-        }
-        whole = fedmom.LocalRuntime(FIVE, model, work)
-        *_, (expected, _) = fedmom.train(
-            fedmom.start(model, algorithm), whole, algorithm, **options
-        )
-        runtime = fedmom.LocalRuntime(FIVE, model, work)
-        state, _ = next(fedmom.train(fedmom.start(model, algorithm), runtime, algorithm, **options))
+        workload = fedmom.Workload(FIVE, model, fedavg()._replace(work=WORKS["steps"]))
+        options = {"pace": fedmom.synchronous(2), "rounds": 3}
+        *_, (expected, _) = fedmom.train(fedmom.LocalRuntime(workload), **options)
+        runtime = fedmom.LocalRuntime(workload)
+        state, _ = next(fedmom.train(runtime, **options))
         runtime.ask(state.round, np.array([0, 1, 2]), state.params)  # and then, Ctrl-C
-        *_, (again, _) = fedmom.train(state, runtime, algorithm, **options)
+        *_, (again, _) = fedmom.train(runtime, state=state, **options)
         np.testing.assert_array_equal(leaves(again.params), leaves(expected.params))
 
     def test_the_state_before_is_as_it_was(self):

@@ -1,6 +1,7 @@
 """Models with state in whole rounds, against NumPy: averaged as in FedAvg, local as in FedBN."""
 
 import runpy
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,24 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import fedmom
-from fedmom.algorithms.model_state import server_of
+from fedmom.algorithms.forms import Form
+from fedmom.algorithms.model_state import StatefulUpdate
 from fedmom.models.variables import Variables
 from fedmom.runtimes import local
 from fedmom.runtimes.base import Block
 from fedmom.training.admission import Admitted
-from fedmom.training.aggregate import Aggregate, compile_programs, empty
+from fedmom.training.aggregate import Carried, Collected, compile_programs, empty
+from fedmom.training.loop import broadcast_of
 from fedmom.training.samplers import cohort
 from tests.conftest import ROOT, population
 from tests.experiments import small
 from tests.models.nets import plain_net
-from tests.training.scripted import uniform
+from tests.training.scripted import workload
 
 SIZES = [3, 7, 12]  # one client is smaller than a batch
 M, H, B, LR, BETA, SEED, ROUNDS = 2, 3, 5, 0.2, 0.9, 4, 4
 NORM = ("scale", "shift", "mean", "var")
+WORK = fedmom.LocalWork(lr=LR, steps=H, batch_size=B)
 
 
 def flat(trained, own_trained, state):
@@ -126,21 +130,14 @@ def test_rounds_are_those_by_hand(choice, way, monkeypatch):
     monkeypatch.setattr(local, "CALL", 0)
     data = population(SIZES)
     model = fedmom.model(plain_net(), data, state=choice, has_state=True)
-    algorithm = fedmom.Algorithm(fedmom.fedmom(len(SIZES) / M, BETA))
-    work = fedmom.LocalWork(lr=LR, steps=H, batch_size=B)
-    runtime = fedmom.LocalRuntime(data, model, work, algorithm, seed=SEED, vectorized=way == "many")
-    begin = fedmom.start(model, algorithm, SEED).params
+    algorithm = fedmom.Algorithm(fedmom.servers.fedmom(len(SIZES) / M, BETA), WORK)
+    run = fedmom.Workload(data, model, algorithm, SEED)
+    runtime = fedmom.LocalRuntime(run, vectorized=way == "many")
+    begin = run.params()
     kept = choice == "local"
     first = flat(begin.trained, begin.own_trained, _state(begin))
     net, own = by_hand(first, data, kept)
-    options = {"samples": data.train.size, "rounds": ROUNDS, "seed": SEED}
-    *_, (state, record) = fedmom.train(
-        fedmom.start(model, algorithm, SEED),
-        runtime,
-        algorithm,
-        pace=uniform(data.train.size, M),
-        **options,
-    )
+    *_, (state, record) = fedmom.train(runtime, pace=fedmom.synchronous(M), rounds=ROUNDS)
     assert record.update_norm < 10  # of the parameters alone
     found = flat(state.params.trained, state.params.own_trained, _state(state.params))
     for name, leaf in net.items():
@@ -169,62 +166,156 @@ def _state(params):
 
 
 ONE = {"w": jnp.ones(2)}
-SERVERS = {
-    "fedmom": fedmom.Algorithm(fedmom.fedmom(5.0, 0.9)),
-    "fedadam": fedmom.Algorithm(fedmom.fedadam(0.1)),
-    "averaged": fedmom.Algorithm(fedmom.averaged(fedmom.fedmom(5.0, 0.9), 0.9)),
-    "trimmed": fedmom.Algorithm(fedmom.fedmom(5.0, 0.9), rule=fedmom.trimmed_mean(share=0.3)),
+
+
+def _turns(update, state, sent, _key):
+    return jax.tree.map(lambda u: u * sent, update), state, {"by": sent}
+
+
+def _turned_back(aggregate, state, _round):
+    return jax.tree.map(lambda a: a / state, aggregate), state + 1, {"by": state}
+
+
+def _first_turn(form):
+    assert form.keys() == ONE.keys()  # of the parameters alone
+    return jnp.float32(2.0)
+
+
+# Its state on the server changes what clients send, and would change a model's state as well.
+TURN = fedmom.Stage("turn", _turns, send=lambda s: s, init=_first_turn, after=_turned_back)
+NESTEROV = fedmom.servers.fedmom(5.0, 0.9)
+METHODS = {
+    "population": {"rule": fedmom.mean("population")},
+    "cohort": {"rule": fedmom.mean("cohort")},
+    "uniform": {"rule": fedmom.mean("uniform")},
+    "fedadam": {"server": fedmom.servers.fedadam(0.1), "rule": fedmom.mean("cohort")},
+    "averaged": {"server": fedmom.servers.averaged(NESTEROV, 0.9)},
+    "quantized": {"stages": (fedmom.clip(norm=1.0), fedmom.quantize(bits=4))},
+    "noisy": {"stages": (fedmom.noise(std=0.1),), "rule": fedmom.mean("uniform")},
+    "server's stage": {"stages": (TURN, fedmom.quantize(bits=8)), "rule": fedmom.mean("cohort")},
+    "trimmed": {"rule": fedmom.trimmed_mean(share=0.3)},
+    "median": {"rule": fedmom.median("uniform")},
+    "median by size": {"rule": fedmom.median("cohort"), "stages": (fedmom.quantize(bits=4),)},
 }
+METHODS = {name: fedmom.Algorithm(**({"server": NESTEROV} | m)) for name, m in METHODS.items()}
+
+
+def one_step(name, before, blocks, population=10_000):
+    """The parameters after a step, given blocks of (update, state, samples, factor)."""
+    model = fedmom.Model(lambda _key: Variables(ONE, before), apply=None, state="average")
+    plain = workload(METHODS[name])
+    run = fedmom.Workload(plain.data, model, plain.algorithm)
+    state, method = fedmom.start(run), run.method
+    broadcast = broadcast_of(run, state)
+    forms = tuple(map(Form.of, method.forms(broadcast)))
+    programs = compile_programs(method, forms)
+    collected = Collected(
+        method.rule, programs, 3, empty(method.decoded([form.tree for form in forms]))
+    )
+    for update, kept, samples, factor in blocks:
+        size = len(samples)
+        rows = StatefulUpdate(update, kept, np.ones(size, np.float32))
+        for stage, own in zip(method.stages, state.stages, strict=True):
+            if stage.encode is not None:
+                sent = stage.send(own) if stage.send else ()
+                keys = jax.random.split(jax.random.key(0), size)
+                encode = partial(_encoded, stage.encode, sent)
+                rows = jax.vmap(encode)(rows, keys)
+        loss = {"loss": np.ones(size, np.float32)}
+        block = Block(np.arange(size), rows, np.array(samples), loss, 0)
+        admitted = Admitted(np.ones(size, int), np.ones(size, bool), factor)
+        collected.add(block, admitted)
+    key = jax.random.key(1)
+    return collected.step(Carried(*state[1:]), 0, population, key)
+
+
+def _encoded(encode, sent, row, key):
+    return encode(row, (), sent, key)[0]
+
+
+def clients(variances, counts):
+    """Updates of one, and states with these numbers."""
+    update = {"w": np.ones((len(variances), 2), np.float32)}
+    return update, {"var": np.array(variances, np.float32), "count": np.array(counts, np.int32)}
+
+
 VARIANCES = st.lists(st.floats(0, 1e6, width=32), min_size=3, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
-    server=st.sampled_from(sorted(SERVERS)),
-    weighting=st.sampled_from(["population", "cohort", "uniform"]),
+    name=st.sampled_from(sorted(METHODS)),
     before=st.floats(0, 1e6, width=32),
     variances=VARIANCES,
     counts=st.lists(st.integers(0, 1000), min_size=3, max_size=3),
     samples=st.lists(st.integers(1, 500), min_size=3, max_size=3),
-    factor=st.sampled_from([1.0, 0.5]),
+    stale=st.sampled_from([1.0, 0.5]),
 )
-def test_averaged_state_is_a_mean_of_what_clients_return(
-    server, weighting, before, variances, counts, samples, factor
-):
-    """Whatever the server, its momentum and the weights: no variance leaves the clients' range."""
-    algorithm = SERVERS[server]
-    rule = algorithm.rule or fedmom.mean(weighting)
+def test_averaged_state_is_combined_as_updates_are(name, before, variances, counts, samples, stale):
+    """Whatever the server, its momentum and the stages: no variance leaves the clients' range."""
     state = {"var": jnp.float32(before), "count": jnp.int32(3)}
-    params = Variables(ONE, state)
-    server = server_of(algorithm, params)
-    aggregate = Aggregate(rule, compile_programs(server, rule, ()), 3, empty(Variables(ONE, state)))
-    update = Variables(
-        {"w": np.ones((3, 2), np.float32)},
-        {"var": np.array(variances, np.float32), "count": np.array(counts, np.int32)},
-    )
-    n = np.array(samples)
-    block = Block(np.arange(3), update, n, {"loss": np.ones(3, np.float32)}, 0)
-    aggregate.add(block, Admitted(np.ones(3, int), np.ones(3, bool), factor))
-    new, _, _ = aggregate.step(params, server.init(params), 10 * int(n.sum()), None)
-    found = float(new.state["var"])
-    assert found >= 0
+    update, kept = clients(variances, counts)
+    late = jax.tree.map(lambda leaf: leaf[:1], (update, kept))
+    new = jax.tree.map(lambda leaf: leaf[1:], (update, kept))
+    blocks = [(*late, samples[:1], stale), (*new, samples[1:], 1.0)]
+    params = one_step(name, state, blocks).carried.params
+    found, rule = float(params.state["var"]), METHODS[name].rule or fedmom.mean()
+    weights = rule.weigh(np.array(samples)) * np.array([stale, 1, 1])
+    exact = np.array(variances, np.float32)
     assert min(variances) * (1 - 1e-5) <= found <= max(variances) * (1 + 1e-5)
-    assert new.state["count"].dtype == jnp.int32
-    assert min(counts) <= int(new.state["count"]) <= max(counts)
+    assert params.state["count"].dtype == jnp.int32
+    assert min(counts) <= int(params.state["count"]) <= max(counts)
     if rule.each is None:
-        weights = n if weighting != "uniform" else np.ones(3)
-        mean = np.average(np.array(variances, np.float32), weights=weights)
+        mean = np.average(exact, weights=weights)
         assert found == pytest.approx(mean, rel=1e-4, abs=1e-6)
-    assert float(new.trained["w"][0]) < 1  # and the server did take its step
+        mean = np.average(counts, weights=weights)
+        assert int(params.state["count"]) == pytest.approx(mean, abs=0.501)
+    else:
+        one = rule.each({"v": exact[:, None]}, weights.astype(np.float32), ())[0]
+        assert found == pytest.approx(float(one["v"][0]), rel=1e-4, abs=1e-6)
+    assert float(params.trained["w"][0]) < 1  # and the server did take its step
 
 
-def test_without_replies_the_state_stays():
-    algorithm = SERVERS["fedmom"]
-    params = Variables(ONE, {"var": jnp.float32(2.5)})
-    server, rule = server_of(algorithm, params), fedmom.mean()
-    aggregate = Aggregate(rule, compile_programs(server, rule, ()), 3, empty(params))
-    new, _, _ = aggregate.step(params, server.init(params), 100, None)
-    assert float(new.state["var"]) == 2.5
+@pytest.mark.parametrize("name", METHODS)
+def test_without_replies_the_state_stays(name):
+    state = {"var": jnp.float32(2.5), "count": jnp.int32(3)}
+    params = one_step(name, state, []).carried.params
+    assert (float(params.state["var"]), int(params.state["count"])) == (2.5, 3)
+    assert (name == "noisy") == bool((params.trained["w"] != 1).any())
+
+
+def test_a_stages_state_on_the_server_goes_on_beside_the_models():
+    update, kept = clients([1.0, 2.0, 3.0], [1, 2, 3])
+    stepped = one_step("server's stage", kept_of(2.5, 3), [(update, kept, [1, 1, 1], 1.0)])
+    assert float(stepped.carried.stages[0]) == 3.0
+    assert {name: float(x) for name, x in stepped.metrics.items()} == {"turn/by": 2.0}
+    assert float(stepped.carried.params.state["var"]) == pytest.approx(2.0)
+    # The aggregate is 1 again: FedMom's first step is -η (1 + β).
+    np.testing.assert_allclose(stepped.carried.params.trained["w"], 1 - 5 * 1.9, rtol=1e-2)
+
+
+def kept_of(variance, count):
+    return {"var": jnp.float32(variance), "count": jnp.int32(count)}
+
+
+@pytest.mark.parametrize("rule", [fedmom.mean("uniform"), fedmom.median()], ids=["mean", "median"])
+def test_whole_rounds_with_stale_replies_and_stages(rule):
+    """Batch norm, encoded updates, and replies to the model of a round before."""
+    data = population([3, 7, 12, 9])
+    model = fedmom.model(plain_net(), data, has_state=True)
+    stages = (fedmom.clip(norm=0.5), fedmom.quantize(bits=8))
+    algorithm = fedmom.Algorithm(fedmom.servers.fedmom(), WORK, rule=rule, stages=stages)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm, SEED))
+    pace = fedmom.buffered(2, in_flight=3)
+    before = runtime.workload.params().state["norm"]
+    for state, record in fedmom.train(runtime, pace=pace, rounds=4):
+        norm = state.params.state["norm"]
+        assert record.metrics.keys() == {"clip/share"}
+        assert record.update_norm <= 0.51
+        assert (np.asarray(norm["var"]) > 0).all()
+        assert np.abs(norm["mean"] - before["mean"]).max() > 1e-3
+        before = norm
+    assert record.replies >= 2
 
 
 def test_the_last_batch_of_an_epoch_is_filled_up_from_its_beginning():
@@ -240,9 +331,9 @@ def test_the_last_batch_of_an_epoch_is_filled_up_from_its_beginning():
     data = fedmom.from_arrays(x, np.arange(7) % 2, np.zeros(7, int))
     init = lambda _key: (jnp.zeros((1, 2)), {"steps": jnp.int32(0)})  # noqa: E731
     model = fedmom.model((init, apply), data, has_state=True)
-    algorithm = fedmom.Algorithm(fedmom.fedavg())
     work = fedmom.LocalWork(lr=0.1, epochs=1, batch_size=4)
-    runtime = fedmom.LocalRuntime(data, model, work, algorithm)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
     params = model.init(jax.random.key(0))
     runtime.ask(0, np.array([0]), params)
     (block,) = runtime.replies()
@@ -256,7 +347,7 @@ def test_the_last_batch_of_an_epoch_is_filled_up_from_its_beginning():
 def test_one_gradient_of_all_data_has_no_batch_statistics():
     data = population(SIZES)
     model = fedmom.model(plain_net(), data, has_state=True)
-    runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(steps=1, batch_size=None))
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, fedmom.servers.fedsgd()))
     runtime.ask(0, np.array([0]), model.init(jax.random.key(0)))
     with pytest.raises(fedmom.FedMomError, match="is trained on batches"):
         list(runtime.replies())
@@ -269,15 +360,14 @@ def test_stages_see_the_parameters_only():
     params = model.init(jax.random.key(0))
     replies = []
     for stages in ((), (fedmom.clip(norm=1e-3),)):
-        algorithm = fedmom.Algorithm(fedmom.fedavg(), stages=stages)
-        work = fedmom.LocalWork(lr=LR, steps=H, batch_size=B)
-        runtime = fedmom.LocalRuntime(data, model, work, algorithm)
+        algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), WORK, stages=stages)
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
         runtime.ask(0, np.array([1]), params)
         replies += [block.update for block in runtime.replies()]
     plain, clipped = replies
     np.testing.assert_array_equal(plain.state["norm"]["var"], clipped.state["norm"]["var"])
     lengths = [
-        float(np.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(u.trained))))
+        float(np.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(u.update))))
         for u in replies
     ]
     assert lengths[0] > 0.01
@@ -300,14 +390,10 @@ def test_a_method_of_ones_own_need_not_know_of_state():
     data = population(SIZES)
     for choice in ("average", "local"):
         model = fedmom.model(plain_net(), data, state=choice, has_state=True)
-        method = scaffold(share=1.0)
-        work = fedmom.LocalWork(lr=LR, steps=H, batch_size=B)
-        runtime = fedmom.LocalRuntime(data, model, work, method)
-        first = fedmom.start(model, method)
-        options = {"samples": data.train.size, "rounds": 3}
-        pace = uniform(data.train.size, 3)
-        *_, (state, record) = fedmom.train(first, runtime, method, pace=pace, **options)
-        assert record.train_loss < fedmom.evaluate(runtime, first.params, "train").loss
+        run = fedmom.Workload(data, model, scaffold(share=1.0)._replace(work=WORK))
+        runtime = fedmom.LocalRuntime(run)
+        *_, (state, record) = fedmom.train(runtime, pace=fedmom.synchronous(3), rounds=3)
+        assert record.train_loss < fedmom.evaluate(runtime, run.params(), "train").loss
         if choice == "average":
             assert (np.asarray(state.params.state["norm"]["var"]) > 0).all()
             assert state.params.state["norm"]["mean"].any()

@@ -30,28 +30,36 @@ from tests.training.scripted import (
 )
 
 
-def drawing(samples):
-    return fedmom.uniform(np.asarray(samples))
+def alike(clients):
+    """The samples of clients that all have one."""
+    return np.ones(clients, np.int64)
 
 
 # Clients that are really trained, in threes: every number in a call compiles anew.
 SIX = population([5, 9, 30, 2, 17, 8])
+MODEL = fedmom.build_model("logreg", SIX.features)
 WORK = fedmom.LocalWork(lr=0.1, steps=2)
+
+
+def six(server=None, rule=None):
+    """What is run: clients that are really trained."""
+    algorithm = fedmom.Algorithm(server or fedmom.servers.fedavg(), WORK, rule=rule)
+    return fedmom.Workload(SIX, MODEL, algorithm)
 
 
 class TestSynchronous:
     """A cohort is asked, and all of it is waited for."""
 
     def test_it_asks_the_samplers_cohorts_and_never_has_enough(self):
-        pace = fedmom.synchronous(drawing(SIZES), 3)
+        pace = fedmom.synchronous(3)
         for t in range(5):
-            np.testing.assert_array_equal(pace.ask(4, t, set()), cohort(4, t, 5, 3))
+            np.testing.assert_array_equal(pace.ask(4, t, SIZES, set()), cohort(4, t, 5, 3))
         assert not pace.enough(3)
         assert not pace.keeps_late
         assert (pace.rows, pace.timeout) == (3, None)
 
     def test_replies_to_older_models_count_nothing(self):
-        pace = fedmom.synchronous(drawing(SIZES), 3)
+        pace = fedmom.synchronous(3)
         assert [pace.weight(s) for s in (0, 1, 5)] == [1, 0, 0]
 
     def test_who_has_not_answered_is_forgotten(self):
@@ -68,7 +76,7 @@ class TestSynchronous:
     def test_a_timeout_is_a_number_of_seconds(self, name, seconds):
         options = {"in_flight": 4} if name == "buffered" else {}
         with pytest.raises(fedmom.FedMomError, match=r"timeout=.* greater than 0"):
-            PACES[name](drawing(SIZES), 2, timeout=seconds, **options)
+            PACES[name](2, timeout=seconds, **options)
 
     def test_the_runtime_is_told_how_long_to_wait(self):
         waits = []
@@ -78,7 +86,7 @@ class TestSynchronous:
                 waits.append(timeout)
                 return super().replies(timeout)
 
-        pace = fedmom.synchronous(everybody, 5, timeout=2.5)
+        pace = fedmom.synchronous(5, everybody, timeout=2.5)
         one_round(Patient(), pace=pace)
         assert waits == [2.5]
 
@@ -90,26 +98,26 @@ class TestOverSelected:
         ("size", "extra", "asked"), [(10, 0.3, 13), (10, 0.1, 11), (100, 0.07, 107), (3, 0.5, 5)]
     )
     def test_it_asks_a_share_more_rounded_up(self, size, extra, asked):
-        pace = fedmom.over_selected(drawing(np.ones(200)), size, extra=extra)
-        assert len(pace.ask(0, 0, set())) == asked
+        pace = fedmom.over_selected(size, extra=extra)
+        assert len(pace.ask(0, 0, alike(200), set())) == asked
         assert pace.rows == size
 
     def test_without_extra_it_is_synchronous(self):
-        pace = fedmom.over_selected(drawing(SIZES), 3, extra=0)
-        np.testing.assert_array_equal(np.sort(pace.ask(1, 7, set())), cohort(1, 7, 5, 3))
+        pace = fedmom.over_selected(3, extra=0)
+        np.testing.assert_array_equal(np.sort(pace.ask(1, 7, SIZES, set())), cohort(1, 7, 5, 3))
 
     def test_nobody_is_dropped_for_its_number(self):
         """A runtime that answers in order drops each client as often as any other."""
-        pace = fedmom.over_selected(everybody, 3, extra=0.6)
-        first = np.array([pace.ask(0, t, set())[:3] for t in range(2000)])
+        pace = fedmom.over_selected(3, everybody, extra=0.6)
+        first = np.array([pace.ask(0, t, SIZES, set())[:3] for t in range(2000)])
         counts = np.bincount(first.ravel(), minlength=5)
         assert abs(counts / 2000 - 3 / 5).max() < 5 * math.sqrt(0.6 * 0.4 / 2000)
-        assert pace.ask(0, 1, set()).tolist() == pace.ask(0, 1, set()).tolist()
+        assert pace.ask(0, 1, SIZES, set()).tolist() == pace.ask(0, 1, SIZES, set()).tolist()
 
     @pytest.mark.parametrize("extra", [-0.1, math.inf, math.nan])
     def test_a_senseless_share_is_refused(self, extra):
-        with pytest.raises(fedmom.FedMomError, match=r"extra=.* is not a number of 0 or more"):
-            fedmom.over_selected(drawing(SIZES), 2, extra=extra)
+        with pytest.raises(fedmom.FedMomError, match=r"extra=.* must be a number from 0 to"):
+            fedmom.over_selected(2, extra=extra)
 
     @pytest.mark.parametrize("weighting", ["population", "cohort", "uniform"])
     @pytest.mark.parametrize("at_once", [1, 2, 5])
@@ -122,7 +130,7 @@ class TestOverSelected:
             return [block(part, version=round_) for part in parts]
 
         runtime = Scripted(answers)
-        pace = fedmom.over_selected(everybody, 3, extra=0.6)
+        pace = fedmom.over_selected(3, everybody, extra=0.6)
         found = rounds(runtime, fedavg(weighting), 2, pace=pace)
         for (state, record), times in zip(found, (1, 2), strict=True):
             first = order[:3]
@@ -136,22 +144,14 @@ class TestOverSelected:
 
     def test_how_the_local_runtime_computes_changes_nothing(self, monkeypatch):
         """One by one, a few in one call or vectorized: the first M of those asked count."""
-        model = fedmom.build_model("logreg", SIX.features)
         found = []
         ways = ((0, 1, False), (0, 3, False), (math.inf, 1, False), (0, 1, True))
         for short, per_call, vectorized in ways:
             monkeypatch.setattr(local, "SHORT", short)
             monkeypatch.setattr(local, "at_once", lambda *_, n=per_call: n)
-            runtime = fedmom.LocalRuntime(SIX, model, WORK, vectorized=vectorized)
-            algorithm = fedavg()
-            *_, (state, record) = fedmom.train(
-                fedmom.start(model, algorithm),
-                runtime,
-                algorithm,
-                pace=fedmom.over_selected(drawing(SIX.train.size), 3, extra=1.0),
-                samples=SIX.train.size,
-                rounds=3,
-            )
+            runtime = fedmom.LocalRuntime(six(), vectorized=vectorized)
+            pace = fedmom.over_selected(3, extra=1.0)
+            *_, (state, record) = fedmom.train(runtime, pace=pace, rounds=3)
             found.append(np.concatenate([np.ravel(w) for w in jax.tree.leaves(state.params)]))
             assert (len(record.cohort), record.replies) == (6, 3)
         np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-7)
@@ -162,7 +162,7 @@ class TestOverSelected:
             bad = block([0], samples=[7], version=round_)
             return [bad, *(block([k], version=round_) for k in sorted(clients)[1:])]
 
-        pace = fedmom.over_selected(everybody, 3, extra=0.6)
+        pace = fedmom.over_selected(3, everybody, extra=0.6)
         state, record = one_round(
             Scripted(answers), fedavg("uniform"), pace=pace, bad_replies="skip"
         )
@@ -174,7 +174,7 @@ class TestBuffered:
     """Some clients are always at work; the server steps whenever M replies are in (FedBuff)."""
 
     def test_a_reply_counts_one_over_the_root_of_its_age(self):
-        pace = fedmom.buffered(drawing(SIZES), 2, in_flight=4)
+        pace = fedmom.buffered(2, in_flight=4)
         assert [pace.weight(s) for s in range(4)] == pytest.approx(
             [1, 1 / math.sqrt(2), 1 / math.sqrt(3), 0.5]
         )
@@ -182,8 +182,8 @@ class TestBuffered:
         assert [pace.enough(r) for r in (1, 2, 3)] == [False, True, True]
 
     def test_fewer_at_work_than_a_round_needs_is_refused(self):
-        with pytest.raises(fedmom.FedMomError, match="in_flight=1 is less than the 2 clients"):
-            fedmom.buffered(drawing(SIZES), 2, in_flight=1)
+        with pytest.raises(fedmom.FedMomError, match="in_flight=1 must be at least 2, the clients"):
+            fedmom.buffered(2, in_flight=1)
 
     @given(
         clients=st.integers(4, 60),
@@ -194,31 +194,31 @@ class TestBuffered:
     def test_as_many_as_promised_are_at_work_in_every_round(self, clients, size, more, seed):
         """Also where a cohort has clients in it that are busy: others are asked in their place."""
         in_flight = min(size + more, max(size, clients * 2 // 3))
-        pace = fedmom.buffered(drawing(np.ones(clients)), size, in_flight=in_flight)
+        pace = fedmom.buffered(size, in_flight=in_flight)
         at_work = []
         for t in range(12):
-            new = pace.ask(seed, t, set(at_work)).tolist()
+            new = pace.ask(seed, t, alike(clients), set(at_work)).tolist()
             at_work += new
             assert len(at_work) == len(set(at_work)) == in_flight
             at_work = at_work[size:]  # the first M have answered
 
     def test_those_who_failed_are_replaced(self):
-        pace = fedmom.buffered(drawing(np.ones(50)), 2, in_flight=10)
-        at_work = pace.ask(0, 0, set()).tolist()
+        pace = fedmom.buffered(2, in_flight=10)
+        at_work = pace.ask(0, 0, alike(50), set()).tolist()
         assert len(at_work) == 10
         left = set(at_work[5:])
-        assert len(left | set(pace.ask(0, 1, left).tolist())) == 10
+        assert len(left | set(pace.ask(0, 1, alike(50), left).tolist())) == 10
 
     def test_a_round_that_ended_early_asks_fewer(self):
-        pace = fedmom.buffered(drawing(np.ones(50)), 3, in_flight=9)
-        at_work = pace.ask(0, 0, set()).tolist()
+        pace = fedmom.buffered(3, in_flight=9)
+        at_work = pace.ask(0, 0, alike(50), set()).tolist()
         left = set(at_work[1:])  # one reply came before the timeout
-        assert len(pace.ask(0, 1, left)) == 1
+        assert len(pace.ask(0, 1, alike(50), left)) == 1
 
     def test_who_takes_a_busy_clients_place_is_uniform(self):
         clients, busy = 8, {0, 1, 2}
-        pace = fedmom.buffered(drawing(np.ones(clients)), 2, in_flight=5)
-        asked = [pace.ask(0, t, busy).tolist() for t in range(1, 4001)]
+        pace = fedmom.buffered(2, in_flight=5)
+        asked = [pace.ask(0, t, alike(clients), busy).tolist() for t in range(1, 4001)]
         assert all(len(c) == 2 and not busy & set(c) for c in asked)
         counts = Counter(k for c in asked for k in c)
         expected = 2 * 4000 / 5
@@ -227,30 +227,20 @@ class TestBuffered:
         )
 
     def test_when_everybody_is_busy_nobody_is_asked(self):
-        pace = fedmom.buffered(drawing(np.ones(4)), 2, in_flight=6)
-        assert sorted(pace.ask(0, 0, set()).tolist()) == [0, 1, 2, 3]
-        assert pace.ask(0, 1, {0, 1, 2, 3}).tolist() == []
+        pace = fedmom.buffered(2, in_flight=6)
+        assert sorted(pace.ask(0, 0, alike(4), set()).tolist()) == [0, 1, 2, 3]
+        assert pace.ask(0, 1, alike(4), {0, 1, 2, 3}).tolist() == []
 
     def test_far_more_than_there_are_is_everybody_at_once(self):
-        pace = fedmom.buffered(drawing(np.ones(4)), 2, in_flight=2 * 10**9)
-        assert sorted(pace.ask(0, 0, set()).tolist()) == [0, 1, 2, 3]
+        pace = fedmom.buffered(2, in_flight=2 * 10**9)
+        assert sorted(pace.ask(0, 0, alike(4), set()).tolist()) == [0, 1, 2, 3]
 
     @pytest.mark.parametrize("weighting", ["population", "cohort", "uniform"])
     def test_with_m_at_work_it_is_synchronous_to_the_bit(self, weighting):
-        model = fedmom.build_model("logreg", SIX.features)
-        draw = drawing(SIX.train.size)
+        workload = six(fedmom.servers.fedmom(1.5), fedmom.mean(weighting))
         found = []
-        for pace in (fedmom.synchronous(draw, 3), fedmom.buffered(draw, 3, in_flight=3)):
-            algorithm = fedmom.Algorithm(fedmom.fedmom(1.5), rule=fedmom.mean(weighting))
-            runtime = fedmom.LocalRuntime(SIX, model, WORK, algorithm)
-            run = fedmom.train(
-                fedmom.start(model, algorithm),
-                runtime,
-                algorithm,
-                pace=pace,
-                samples=SIX.train.size,
-                rounds=5,
-            )
+        for pace in (fedmom.synchronous(3), fedmom.buffered(3, in_flight=3)):
+            run = fedmom.train(fedmom.LocalRuntime(workload), pace=pace, rounds=5)
             found.append([(jax.tree.leaves(s), r.cohort, r.train_loss) for s, r in run])
         for (one, *first), (other, *second) in zip(*found, strict=True):
             assert first == second
@@ -286,7 +276,7 @@ class TestBuffered:
                         np.array([k]), step[None], SIZES[[k]], {"loss": np.ones(1)}, version
                     )
 
-        pace = fedmom.buffered(drawing(SIZES), size, in_flight=in_flight)
+        pace = fedmom.buffered(size, in_flight=in_flight)
         runtime = Shuffled()
         found = rounds(runtime, fedavg(weighting, rate), total, pace=pace)
 
@@ -319,9 +309,8 @@ class TestBuffered:
             return [late.pop(), *now]
 
         cohorts = {0: [0, 1], AGAIN: [2], 1: [3, 4]}
-        pace = fedmom.buffered(
-            lambda _size: lambda _seed, t: np.array(cohorts.get(t, [])), 2, in_flight=3
-        )
+        sampler = lambda _seed, t, *_: np.array(cohorts.get(t, []))  # noqa: E731
+        pace = fedmom.buffered(2, sampler, in_flight=3)
         (_, first), (_, second) = rounds(Scripted(answers), fedavg("uniform"), 2, pace=pace)
         assert first.train_loss == pytest.approx(1.0)  # of clients 0 and 2
         root = 1 / math.sqrt(2)
@@ -338,7 +327,7 @@ class TestBuffered:
                 for k in clients
             ]
 
-        pace = fedmom.buffered(drawing(SIZES), 2, in_flight=3)
+        pace = fedmom.buffered(2, in_flight=3)
         found = rounds(Scripted(answers), count=3, pace=pace)
         assert [r.replies for _, r in found] == [2, 2, 2]
         assert len(found[1][1].cohort) == 3  # two have answered, and one has failed
@@ -350,7 +339,7 @@ class TestBuffered:
             wrong = block([clients[0]], jnp.zeros((1, 7)), version=round_)
             return [wrong, *(block([k], version=round_) for k in clients[1:])]
 
-        pace = fedmom.buffered(drawing(SIZES), 2, in_flight=3)
+        pace = fedmom.buffered(2, in_flight=3)
         found = rounds(Scripted(answers), count=6, pace=pace, bad_replies="skip")
         assert all(r.replies == 2 for _, r in found[:1])
         assert all(len(r.cohort) >= 2 for _, r in found)
@@ -359,27 +348,23 @@ class TestBuffered:
         def answers(round_, clients, _):
             return [block([clients[0]], version=round_ + 1)]
 
-        pace = fedmom.buffered(drawing(SIZES), 1, in_flight=2)
+        pace = fedmom.buffered(1, in_flight=2)
         with pytest.raises(fedmom.BadReplyError, match="trained the model of round 1, not of 0"):
             one_round(Scripted(answers), pace=pace)
 
     def test_the_local_runtime_goes_on_after_a_snapshot_as_if_nothing_had_happened(self):
-        model, algorithm = fedmom.build_model("logreg", SIX.features), fedavg()
-        pace = fedmom.buffered(drawing(SIX.train.size), 3, in_flight=6)
-        options = {"pace": pace, "samples": SIX.train.size, "rounds": 6}
-        runtime = fedmom.LocalRuntime(SIX, model, WORK)
+        options = {"pace": fedmom.buffered(3, in_flight=6), "rounds": 6}
+        runtime = fedmom.LocalRuntime(six())
         whole, snapshots = [], []
-        for state, record in fedmom.train(
-            fedmom.start(model, algorithm), runtime, algorithm, **options
-        ):
+        for state, record in fedmom.train(runtime, **options):
             whole.append((state, record.cohort))
             snapshots.append(runtime.snapshot())
         for t in (0, 2, 4):
-            again = fedmom.LocalRuntime(SIX, model, WORK)
+            again = fedmom.LocalRuntime(six())
             assert len(snapshots[t].tensors["asked/0/clients"]) == 3  # under way
             state = whole[t][0]
             again.restore(snapshots[t], state.params)
-            rest = list(fedmom.train(state, again, algorithm, **options))
+            rest = list(fedmom.train(again, state=state, **options))
             for (one, cohort_), (other, record) in zip(whole[t + 1 :], rest, strict=True):
                 assert cohort_ == record.cohort
                 for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
@@ -389,31 +374,31 @@ class TestBuffered:
 @pytest.mark.parametrize("name", PACES)
 def test_paces_are_functions_of_seed_round_and_who_is_busy(name):
     options = {"in_flight": 6} if name == "buffered" else {}
-    one, other = (PACES[name](drawing(np.ones(40)), 3, **options) for _ in range(2))
+    one, other = (PACES[name](3, **options) for _ in range(2))
     for t in (0, 1, 5):
-        np.testing.assert_array_equal(one.ask(2, t, {3, 4}), other.ask(2, t, {3, 4}))
+        np.testing.assert_array_equal(
+            one.ask(2, t, alike(40), {3, 4}), other.ask(2, t, alike(40), {3, 4})
+        )
 
 
 @pytest.mark.parametrize("name", PACES)
-@pytest.mark.parametrize("size", [0, 6])
-def test_an_impossible_cohort_is_refused(name, size):
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_cohort_is_a_whole_number_of_clients(name, size):
     options = {"in_flight": 40} if name == "buffered" else {}
+    with pytest.raises(fedmom.FedMomError, match=r"clients-per-round .* must be a whole number"):
+        PACES[name](size, **options)
+
+
+@pytest.mark.parametrize("name", PACES)
+def test_more_clients_than_there_are_is_refused(name):
+    options = {"in_flight": 40} if name == "buffered" else {}
+    pace = PACES[name](6, **options)
     with pytest.raises(fedmom.FedMomError, match="is not between 1 and the 5 clients"):
-        PACES[name](drawing(SIZES), size, **options)
+        pace.ask(0, 0, SIZES, set())
 
 
 def test_short_clients_that_run_in_one_call_fill_one_buffer_each():
     """The number of replies is M, however the runtime groups its clients."""
-    model = fedmom.build_model("logreg", SIX.features)
-    runtime = fedmom.LocalRuntime(SIX, model, WORK)
-    pace = fedmom.buffered(drawing(SIX.train.size), 3, in_flight=6)
-    algorithm = fedavg("uniform")
-    found = fedmom.train(
-        fedmom.start(model, algorithm),
-        runtime,
-        algorithm,
-        pace=pace,
-        samples=SIX.train.size,
-        rounds=5,
-    )
+    runtime = fedmom.LocalRuntime(six(rule=fedmom.mean("uniform")))
+    found = fedmom.train(runtime, pace=fedmom.buffered(3, in_flight=6), rounds=5)
     assert [record.replies for _, record in found] == [3] * 5

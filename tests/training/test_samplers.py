@@ -70,14 +70,13 @@ class Many:
 
 @pytest.mark.parametrize("name", ["uniform", "poisson"])
 def test_only_the_number_of_clients_is_looked_at(name):
-    chosen = SAMPLERS[name](Many())(10)(0, 0)
+    chosen = SAMPLERS[name](0, 0, 10, Many())
     assert (np.diff(chosen) > 0).all()
 
 
 def test_uniform_is_the_papers_cohort():
-    draw = fedmom.uniform(SIZES)(2)
     for t in range(10):
-        np.testing.assert_array_equal(draw(3, t), cohort(3, t, 5, 2))
+        np.testing.assert_array_equal(fedmom.uniform(3, t, 2, SIZES), cohort(3, t, 5, 2))
 
 
 class TestPoisson:
@@ -86,10 +85,10 @@ class TestPoisson:
     clients, size = 8, 3
 
     def drawn(self):
-        draw = fedmom.poisson(np.ones(self.clients, np.int64))(self.size)
+        samples = np.ones(self.clients, np.int64)
         rows = np.zeros((DRAWS, self.clients), bool)
         for t in range(DRAWS):
-            rows[t, draw(5, t)] = True
+            rows[t, fedmom.poisson(5, t, self.size, samples)] = True
         return rows
 
     def test_every_client_is_in_with_probability_m_over_k(self):
@@ -112,9 +111,8 @@ class TestPoisson:
         np.testing.assert_allclose(correlations, 0, atol=5 / np.sqrt(DRAWS))
 
     def test_an_empty_cohort_changes_nothing_for_fedavg(self):
-        draw = fedmom.poisson(SIZES)(1)
-        empty = next(t for t in range(1000) if len(draw(0, t)) == 0)
-        pace = fedmom.synchronous(fedmom.poisson(SIZES), 1)
+        empty = next(t for t in range(1000) if len(fedmom.poisson(0, t, 1, SIZES)) == 0)
+        pace = fedmom.synchronous(1, fedmom.poisson)
         first = begin(fedavg(), jnp.arange(3.0))._replace(round=empty)
         after, record = one_round(Scripted(), pace=pace, state=first)
         np.testing.assert_array_equal(after.params, first.params)
@@ -122,7 +120,7 @@ class TestPoisson:
         assert record.update_norm == 0
 
     def test_with_m_equal_k_everybody_is_in(self):
-        assert fedmom.poisson(np.ones(4))(4)(0, 0).tolist() == [0, 1, 2, 3]
+        assert fedmom.poisson(0, 0, 4, np.ones(4)).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("large", [samplers.LARGE, 1], ids=["systematic", "sampford"])
@@ -134,10 +132,10 @@ class TestWeighted:
         monkeypatch.setattr(samplers, "LARGE", large)
 
     def shares(self, samples, size):
-        draw = fedmom.weighted(np.array(samples))(size)
+        samples = np.array(samples)
         rows = np.zeros((DRAWS, len(samples)), bool)
         for t in range(DRAWS):
-            rows[t, draw(2, t)] = True
+            rows[t, fedmom.weighted(2, t, size, samples)] = True
         assert (rows.sum(axis=1) == size).all()
         return rows.mean(axis=0)
 
@@ -155,17 +153,17 @@ class TestWeighted:
         np.testing.assert_allclose(found[:3], np.array([1, 2, 5]) / 8, atol=0.05)
 
     def test_every_pair_meets(self):
-        draw = fedmom.weighted(np.full(6, 10))(2)
-        met = Counter(tuple(draw(0, t).tolist()) for t in range(DRAWS))
+        samples = np.full(6, 10)
+        met = Counter(tuple(fedmom.weighted(0, t, 2, samples).tolist()) for t in range(DRAWS))
         assert chi_square(met, dict.fromkeys(combinations(range(6), 2), DRAWS / 15)) < bound(14)
 
     def test_a_client_without_samples_is_never_drawn(self):
-        draw = fedmom.weighted(np.array([0, 5, 0, 5]))(2)
-        assert all(draw(0, t).tolist() == [1, 3] for t in range(20))
+        samples = np.array([0, 5, 0, 5])
+        assert all(fedmom.weighted(0, t, 2, samples).tolist() == [1, 3] for t in range(20))
         with pytest.raises(
             fedmom.FedMomError, match="clients-per-round 3 is not between 1 and the 2 "
         ):
-            fedmom.weighted(np.array([0, 5, 0, 5]))(3)
+            fedmom.weighted(0, 0, 3, samples)
 
     def test_the_two_ways_are_not_one(self, large):
         """A large population is not put in order for every draw: that took 0.4 s of a million."""
@@ -174,20 +172,21 @@ class TestWeighted:
         ends = np.cumsum(sizes[drawn := order.permutation(12)])
         points = (order.random() + np.arange(2)) * ends[-1] / 2
         systematic = sorted(drawn[np.searchsorted(ends, points, side="right")].tolist())
-        found = fedmom.weighted(sizes)(2)(0, 5).tolist()
+        found = fedmom.weighted(0, 5, 2, sizes).tolist()
         assert (found == systematic) == (large > len(sizes))
 
     @given(sizes=st.lists(st.integers(1, 50), min_size=2, max_size=12), data=st.data())
     def test_cohorts_of_any_size_can_be_drawn(self, sizes, data):
         size = data.draw(st.integers(1, len(sizes)))
-        draw = fedmom.weighted(np.array(sizes))(size)
-        assert all(len(set(draw(0, t).tolist())) == size for t in range(20))
+        samples = np.array(sizes)
+        for t in range(20):
+            assert len(set(fedmom.weighted(0, t, size, samples).tolist())) == size
 
     @pytest.mark.parametrize("size", [1, 2])
     def test_with_uniform_weights_the_mean_over_draws_is_the_populations(self, size):
         """The expected update is Σ n_k/n Δ_k."""
-        draw = fedmom.weighted(SIZES)(size)
-        mean = np.mean([UPDATES[draw(1, t)].mean(axis=0) for t in range(DRAWS)], axis=0)
+        drawn = [fedmom.weighted(1, t, size, SIZES) for t in range(DRAWS)]
+        mean = np.mean([UPDATES[clients].mean(axis=0) for clients in drawn], axis=0)
         expected = SIZES @ UPDATES / SIZES.sum()
         np.testing.assert_allclose(mean, expected, atol=5 * UPDATES.std() / np.sqrt(DRAWS))
 
@@ -197,16 +196,17 @@ class TestContract:
     """What the loop relies on, for every sampler."""
 
     def test_it_is_a_function_of_seed_and_round(self, name):
-        draw, again = (SAMPLERS[name](np.arange(1, 41))(6) for _ in range(2))
-        drawn = [draw(1, t).tolist() for t in range(30)]
-        assert drawn == [again(1, t).tolist() for t in reversed(range(30))][::-1]
-        assert drawn != [draw(2, t).tolist() for t in range(30)]
+        def draw(seed, t):
+            return SAMPLERS[name](seed, t, 6, np.arange(1, 41)).tolist()
+
+        drawn = [draw(1, t) for t in range(30)]
+        assert drawn == [draw(1, t) for t in reversed(range(30))][::-1]
+        assert drawn != [draw(2, t) for t in range(30)]
         assert len({tuple(c) for c in drawn}) > 25
 
     def test_clients_are_different_and_of_the_population(self, name):
-        draw = SAMPLERS[name](np.arange(1, 41))(6)
         for t in range(50):
-            chosen = draw(0, t)
+            chosen = SAMPLERS[name](0, t, 6, np.arange(1, 41))
             assert chosen.dtype == np.int64
             assert (np.diff(chosen) > 0).all()
             assert not len(chosen) or (chosen[0] >= 0 and chosen[-1] < 40)
@@ -216,13 +216,17 @@ class TestContract:
         with pytest.raises(
             fedmom.FedMomError, match=f"clients-per-round {size} is not between 1 and the 5 clients"
         ):
-            SAMPLERS[name](SIZES)(size)
+            SAMPLERS[name](0, 0, size, SIZES)
 
 
 def test_a_users_own_function_is_a_sampler():
-    """Anything of (seed, round) that names clients, also as a plain list."""
-    mine = lambda seed, round_: [(seed + round_) % 5, 4]  # noqa: E731
-    pace = fedmom.synchronous(lambda _size: mine, 2)
+    """Anything of (seed, round, size, samples) that names clients, also as a plain list."""
+
+    def mine(seed, round_, size, samples):
+        assert (size, samples.tolist()) == (2, SIZES.tolist())
+        return [(seed + round_) % 5, 4]
+
+    pace = fedmom.synchronous(2, mine)
     runtime = Scripted()
     found = rounds(runtime, fedavg("uniform"), 3, pace=pace)
     assert [r.cohort for _, r in found] == [[0, 4], [1, 4], [2, 4]]
@@ -231,6 +235,6 @@ def test_a_users_own_function_is_a_sampler():
 
 @pytest.mark.parametrize("cohort", [[0, 7], [-1, 2], [3, 3]])
 def test_a_sampler_that_names_nobody_or_twice_is_refused(cohort):
-    pace = fedmom.synchronous(lambda _size: lambda _seed, _round: np.array(cohort), 2)
+    pace = fedmom.synchronous(2, lambda *_: np.array(cohort))
     with pytest.raises(fedmom.FedMomError, match="sampler"):
         one_round(Scripted(), pace=pace)

@@ -1,7 +1,5 @@
 """Stages: what changes updates on their way, and what they remember of them."""
 
-from functools import lru_cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,22 +16,23 @@ from tests.training.scripted import (
     fedavg,
     one_round,
     rounds,
-    uniform,
     weights_of,
 )
+from tests.training.stages import VECTOR, constant_client, quantizer
 
 
 def affine(name, factor, shift, log=None):
     """A stage whose parts do not commute, so that the order in which they are applied shows."""
 
-    def after(aggregate, _key, _replies):
+    def after(aggregate, state, _round):
         if log is not None:
             log.append(name)
-        return aggregate * factor + shift
+        return aggregate * factor + shift, state, {}
 
     return fedmom.Stage(
-        encode=lambda update, state, _key: (update * factor + shift, state),
-        decode=lambda update: (update - shift) / factor,
+        name,
+        encode=lambda update, state, _sent, _key: (update * factor + shift, state, {}),
+        decode=lambda update, _form: (update - shift) / factor,
         after=after,
     )
 
@@ -46,20 +45,12 @@ class TestStages:
         seen = []
         stages = affine("first", 2.0, 1.0, seen), affine("second", 3.0, 5.0, seen)
         algorithm = fedavg("uniform", client=constant_client(), stages=stages)
-        start = fedmom.start(VECTOR, algorithm)
         bare = 0.013 * np.outer([5, 9], np.ones(2))
-        runtime = fedmom.LocalRuntime(data, VECTOR, fedmom.LocalWork(steps=1), algorithm)
-        runtime.ask(0, np.arange(2), start.params)
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, VECTOR, algorithm))
+        runtime.ask(0, np.arange(2), jnp.zeros(2))
         (sent,) = runtime.replies()
         np.testing.assert_allclose(sent.update, (bare * 2 + 1) * 3 + 5, rtol=1e-5)
-        ((state, _),) = fedmom.train(
-            start,
-            runtime,
-            algorithm,
-            pace=uniform(data.train.size, 2),
-            samples=data.train.size,
-            rounds=1,
-        )
+        ((state, _),) = fedmom.train(runtime, pace=fedmom.synchronous(2), rounds=1)
         mean = bare.mean(axis=0)  # decoded, one by one
         np.testing.assert_allclose(state.params, -((mean * 3 + 5) * 2 + 1), rtol=1e-5)
         assert seen == ["second", "first"]
@@ -67,7 +58,9 @@ class TestStages:
     @pytest.mark.parametrize("rule", [fedmom.mean("uniform"), fedmom.trimmed_mean(share=0.2)])
     def test_each_reply_is_decoded_before_it_counts(self, rule):
         """A decoding that is not linear, so that decoding the mean would be another thing."""
-        cube = fedmom.Stage(lambda u, s, _: (jnp.cbrt(u), s), decode=lambda u: u**3)
+        cube = fedmom.Stage(
+            "cube", lambda u, s, *_: (jnp.cbrt(u), s, {}), decode=lambda u, _form: u**3
+        )
         state, _ = one_round(
             Scripted(lambda *_: [block(np.arange(5))]), fedavg(rule=rule, stages=(cube,))
         )
@@ -76,10 +69,10 @@ class TestStages:
         np.testing.assert_allclose(state.params, -expected, rtol=1e-5)
 
     def test_after_gets_a_key_of_its_own_and_the_number_of_replies(self):
-        def after(aggregate, key, replies):
-            return aggregate + jax.random.normal(key, (3,)) / replies
+        def after(aggregate, state, here):
+            return aggregate + jax.random.normal(here.key, (3,)) / here.replies, state, {}
 
-        noisy = fedmom.Stage(lambda u, s, _: (u, s), after=after)
+        noisy = fedmom.Stage("noisy", after=after)
         algorithm = fedavg("uniform", stages=(noisy, noisy))
         found = rounds(Scripted(), algorithm, 2)
         again = rounds(Scripted(), algorithm, 2)
@@ -94,10 +87,9 @@ class TestStages:
     def test_the_stages_key_is_none_of_the_steps(self):
         """A stage's randomness is a fold that no local step makes."""
         data = population([5, 9])
-        drawn = fedmom.Stage(lambda u, s, key: (jax.random.normal(key, u.shape), s))
+        drawn = fedmom.Stage("drawn", lambda u, s, _, key: (jax.random.normal(key, u.shape), s, {}))
         algorithm = fedavg(client=constant_client(), stages=(drawn, drawn))
-        work = fedmom.LocalWork(steps=1)
-        runtime = fedmom.LocalRuntime(data, VECTOR, work, algorithm, seed=3)
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, VECTOR, algorithm, seed=3))
         runtime.ask(4, np.arange(2), jnp.zeros(2))
         (sent,) = runtime.replies()
         for k in range(2):
@@ -111,8 +103,9 @@ class TestStages:
         work = fedmom.LocalWork(lr=0.5, steps=3, batch_size=None)
         params = model.init(jax.random.key(0))
         sent = []
-        for algorithm in (None, fedavg(stages=(fedmom.clip(norm=0.4),))):
-            runtime = fedmom.LocalRuntime(data, model, work, algorithm)
+        for stages in ((), (fedmom.clip(norm=0.4),)):
+            algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work, stages=stages)
+            runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
             runtime.ask(0, np.arange(3), params)
             (reply,) = runtime.replies()
             rows = [np.reshape(leaf, (3, -1)) for leaf in jax.tree.leaves(reply.update)]
@@ -122,36 +115,6 @@ class TestStages:
         np.testing.assert_allclose(sent[1], sent[0] * np.minimum(1, 0.4 / lengths), rtol=1e-5)
 
 
-@lru_cache
-def quantizer(levels=10.0):
-    """Send whole numbers of 8 bits; keep what was lost, and add it to the next update."""
-
-    def encode(update, lost, _key):
-        wanted = update + lost
-        sent = jnp.clip(jnp.round(wanted * levels), -127, 127).astype(jnp.int8)
-        return sent, wanted - sent / levels
-
-    return fedmom.Stage(
-        encode,
-        client_init=lambda update: jnp.zeros_like(update),
-        decode=lambda update: update.astype(jnp.float32) / levels,
-    )
-
-
-VECTOR = fedmom.Model(lambda _key: jnp.zeros(2), apply=None)
-
-
-@lru_cache  # one object: its programs are traced once
-def constant_client():
-    """A client whose update is a number that depends on its size alone."""
-
-    def run(params, state, problem, _key):
-        update = jnp.full_like(params, 0.013) * problem.size
-        return update, state, {"loss": jnp.ones(())}
-
-    return fedmom.Client(run)
-
-
 class TestErrorFeedback:
     """A stage with a state on each client, which changes the type of what is sent."""
 
@@ -159,22 +122,14 @@ class TestErrorFeedback:
         data = population([3, 5, 8])
         algorithm = fedmom.Algorithm(
             optax.sgd(1.0),
+            fedmom.LocalWork(steps=1),
             client=constant_client(),
             rule=fedmom.mean("uniform"),
             stages=(quantizer(),) if stages is None else stages,
         )
-        runtime = runtime or fedmom.LocalRuntime(data, VECTOR, fedmom.LocalWork(steps=1), algorithm)
-        found = list(
-            fedmom.train(
-                state or fedmom.start(VECTOR, algorithm),
-                runtime,
-                algorithm,
-                pace=uniform(data.train.size, m),
-                samples=data.train.size,
-                rounds=rounds,
-            )
-        )
-        return runtime, found
+        runtime = runtime or fedmom.LocalRuntime(fedmom.Workload(data, VECTOR, algorithm))
+        pace = fedmom.synchronous(m)
+        return runtime, list(fedmom.train(runtime, pace=pace, rounds=rounds, state=state))
 
     def by_hand(self, found):
         w, lost, sizes = 0.0, {}, [3, 5, 8]
@@ -214,7 +169,8 @@ class TestErrorFeedback:
     def test_a_stage_after_another_starts_from_what_it_gets(self):
         """The second stage sees numbers of 8 bits, and its state is of that kind."""
         counting = fedmom.Stage(
-            lambda update, total, _key: (update, total + update.astype(jnp.int32)),
+            "counting",
+            lambda update, total, *_: (update, total + update.astype(jnp.int32), {}),
             client_init=lambda update: (
                 jnp.zeros(update.shape, jnp.int32) if update.dtype == jnp.int8 else jnp.zeros(())
             ),
@@ -244,27 +200,30 @@ class TestErrorFeedback:
         data = population([3, 5, 8])
         model = fedmom.build_model("logreg", data.features)
 
-        def encode(update, state, _key):
+        def encode(update, state, _sent, _key):
             scale = jnp.where(optax.tree.norm(update) > 0.05, 1.0, jnp.nan)
-            return jax.tree.map(lambda leaf: leaf * scale, update), state
+            return jax.tree.map(lambda leaf: leaf * scale, update), state, {}
 
-        algorithm = fedavg("uniform", stages=(fedmom.Stage(encode),))
-        work = fedmom.LocalWork(lr=0.1, steps=1, batch_size=None)
-        state = fedmom.start(model, algorithm)
-        plain = fedmom.LocalRuntime(data, model, work)
-        plain.ask(0, np.arange(3), state.params)
+        algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), fedmom.full_gradient(0.1))
+        plain = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
+        plain.ask(0, np.arange(3), plain.workload.params())
         (sent,) = plain.replies()
         weak = np.flatnonzero(np.asarray(sent.metrics["norm"]) <= 0.05).tolist()
-        options = {"pace": uniform(data.train.size, 3), "samples": data.train.size, "rounds": 1}
-        runtime = fedmom.LocalRuntime(data, model, work, algorithm)
-        ((_, record),) = fedmom.train(state, runtime, algorithm, bad_replies="skip", **options)
+        breaking = algorithm._replace(stages=(fedmom.Stage("breaking", encode),))
+        runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, breaking))
+        options = {"pace": fedmom.synchronous(3), "rounds": 1}
+        ((_, record),) = fedmom.train(runtime, bad_replies="skip", **options)
         assert [r.client for r in record.rejected] == weak
         assert 0 < len(weak) < 3
         with pytest.raises(fedmom.DivergedError, match=f"client {weak[0]} sent back"):
-            list(fedmom.train(state, runtime, algorithm, **options))
+            list(fedmom.train(runtime, **options))
 
     def test_signs_may_be_truth_values(self):
-        signs = fedmom.Stage(lambda u, s, _: (u > 0, s), decode=lambda u: jnp.where(u, 1.0, -1.0))
+        signs = fedmom.Stage(
+            "signs",
+            lambda u, s, *_: (u > 0, s, {}),
+            decode=lambda u, _form: jnp.where(u, 1.0, -1.0),
+        )
         runtime = Scripted(lambda *_: [block(np.arange(5), jnp.asarray(UPDATES > 0))])
         state, _ = one_round(runtime, fedavg("uniform", stages=(signs,)), bad_replies="skip")
         np.testing.assert_allclose(state.params, -np.sign(UPDATES).mean(axis=0), rtol=1e-6)

@@ -1,7 +1,7 @@
 """Federated methods: what clients do, how updates are combined, what the server does with them.
 
 The tables hold names only, so that listing them needs no JAX. ``base`` has the types, ``server``
-the optimizers, ``client`` the local work, ``aggregation`` the rules and stages.
+the optimizers, ``local_work`` and ``client`` what clients do, ``rules`` and ``stages`` the rest.
 """
 
 from fedmom.core.registry import Registry
@@ -35,11 +35,11 @@ SCHEDULES = Registry(
 )
 RULES = Registry(
     "rule",
-    {name: f"fedmom.algorithms.aggregation:{name}" for name in ("mean", "trimmed_mean")},
+    {name: f"fedmom.algorithms.rules:{name}" for name in ("mean", "trimmed_mean", "median")},
     returns="fedmom.algorithms.base:Rule",
 )
 STAGES = Registry(
     "stage",
-    {"clip": "fedmom.algorithms.aggregation:clip"},
+    {name: f"fedmom.algorithms.stages:{name}" for name in ("clip", "noise", "quantize")},
     returns="fedmom.algorithms.base:Stage",
 )

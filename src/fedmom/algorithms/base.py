@@ -1,11 +1,13 @@
 """What a federated method is made of: a client, stages, a rule and a server, all pure functions.
 
 One round reads: the server's ``broadcast`` goes to the cohort; each client's ``run`` answers with
-an update, which passes through the stages' ``encode``; the rule combines the replies, each
-``decode``d, into an aggregate; the stages' ``after`` see it; the server takes its ``step``.
+an update, which passes through the stages' ``encode``; on the server each reply is ``decode``d,
+the rule combines them into an aggregate, the stages' ``after`` see it, last stage first; the
+server takes its ``step``. Every part may keep state on the server and report metrics: numbers by
+name, which end in ``Record.metrics``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -15,10 +17,12 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
+from fedmom.algorithms.local_work import LocalWork
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 
 ClientMetrics = dict[str, jax.Array]  # numbers of one client
+Reported = Mapping[str, Any]  # numbers of one part of a method, by name
 
 
 def no_state(*_: Any) -> tuple[()]:
@@ -31,19 +35,42 @@ def unchanged(params: Params, *_: Any) -> Params:
     return params
 
 
+def reported(found: Any, what: str) -> tuple[Any, Any, Reported]:
+    """Return what a part of a method returned, if it is three values, the last one its metrics."""
+    if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], Mapping)):
+        raise FedMomError(
+            f"{what} must return three values, the last one a dict of metrics ({{}} if there are"
+            f" none). It returned {jax.tree.map(jnp.shape, found)}."
+        )
+    for name, value in found[2].items():
+        if not isinstance(name, str) or jnp.shape(value) != ():
+            raise FedMomError(
+                f"{what} reports {name!r} with shape {jnp.shape(value)}. A metric is one number."
+            )
+    return found
+
+
+def over_replies(weight: float, _population: int) -> float:
+    """Return 1 / Σ a_k: a mean over the replies."""
+    return 1.0 / (weight or 1.0)
+
+
 class Client(NamedTuple):
     """What a client does with what it receives.
 
     Args:
         run: ``run(broadcast, state, problem, key) -> update, state, metrics``. ``problem`` is a
-            ``fedmom.LocalProblem``: the client's data, and the round's steps and step size.
-            ``metrics`` holds numbers, among them ``loss``, the mean local loss.
+            ``fedmom.LocalProblem``: the client's data, and the round's steps and learning rate.
+            ``metrics`` holds numbers, among them ``loss``, the mean local loss. All others are
+            recorded as ``client/<name>``: their mean over the cohort, weighted as the updates are.
         init: ``init(broadcast) -> state`` of a client that is asked for the first time. The
             runtime keeps it and saves it with the checkpoint; ``()`` if there is none.
         form: ``form(broadcast) -> tree`` with the update's shapes, which replies are checked
             against; by default an update looks like the broadcast.
         personal: ``personal(params, state) -> params`` that the client is evaluated with, where
             clients have models of their own.
+        ranges: The metrics whose least and largest values over the cohort are recorded, too, as
+            ``client/<name>/min`` and ``client/<name>/max``.
 
     Examples:
         >>> def run(params, state, problem, key):
@@ -58,6 +85,7 @@ class Client(NamedTuple):
     init: Callable[[Any], Any] = no_state
     form: Callable[[Params], Params] = unchanged
     personal: Callable[[Params, Any], Params] | None = None
+    ranges: tuple[str, ...] = ()
 
 
 class Server(NamedTuple):
@@ -65,62 +93,105 @@ class Server(NamedTuple):
 
     Args:
         init: ``init(params) -> state``.
-        step: ``step(aggregate, state, params) -> params, state``.
+        step: ``step(aggregate, state, params) -> params, state, metrics``.
         broadcast: ``broadcast(params, state)``: what clients receive.
         model: ``model(params, state)``: what is evaluated and kept.
+        norm: ``norm(aggregate)``, for the round's record.
 
     Examples:
-        >>> average = Server(init=lambda w: (), step=lambda g, state, w: (w - g, state))
+        >>> average = Server(init=lambda w: (), step=lambda g, state, w: (w - g, state, {}))
         >>> average.step(1.0, (), 3.0)
-        (2.0, ())
+        (2.0, (), {})
     """
 
     init: Callable[[Params], Any]
-    step: Callable[[Params, Any, Params], tuple[Params, Any]]
+    step: Callable[[Params, Any, Params], tuple[Params, Any, Reported]]
     broadcast: Callable[[Params, Any], Any] = unchanged
     model: Callable[[Params, Any], Params] = unchanged
+    norm: Callable[[Params], jax.Array] = optax.tree.norm
+
+
+class Round(NamedTuple):
+    """What a stage's ``after`` may know of the round, as numbers inside a compiled program.
+
+    Args:
+        number: Rounds done before it.
+        key: The stage's random key in this round.
+        replies: How many replies count.
+        weight: Σ a_k over them, stale replies counting less.
+        scale: What Σ a_k Δ_k was multiplied by, where the rule is a sum.
+
+    Examples:
+        >>> def fading(aggregate, state, round_):
+        ...     return aggregate / (1 + round_.number), state, {"replies": round_.replies}
+        >>> here = Round(number=3, key=jax.random.key(0), replies=2, weight=2.0, scale=0.5)
+        >>> Stage("fading", after=fading).after(8.0, (), here)
+        (2.0, (), {'replies': 2})
+    """
+
+    number: jax.Array
+    key: jax.Array
+    replies: jax.Array
+    weight: jax.Array
+    scale: jax.Array
 
 
 class Stage(NamedTuple):
     """A change to updates on their way: clipping, compression, noise.
 
     Args:
-        encode: ``encode(update, state, key) -> update, state``, on the client.
+        name: What its metrics and messages call it.
+        encode: ``encode(update, state, sent, key) -> update, state, metrics``, on the client.
+            ``state`` is the client's own, ``sent`` what ``send`` returned on the server.
         client_init: ``client_init(update) -> state`` of the stage on one client.
-        decode: ``decode(update) -> update``, on the server, for each reply.
-        after: ``after(aggregate, key, replies) -> aggregate``, on the server.
+        send: ``send(state)``: what all clients receive of the stage's state on the server.
+        decode: ``decode(encoded, form) -> update``, on the server, for each reply; ``form`` has
+            the shapes and types of what was encoded. Leave it out where the sum of encoded
+            updates is as good, so that replies can be added up on their way.
+        init: ``init(form) -> state`` of the stage on the server.
+        after: ``after(aggregate, state, round) -> aggregate, state, metrics``, on the server;
+            ``round`` is a ``fedmom.Round``. Without ``decode``, it also undoes the encoding.
 
     Examples:
-        >>> half = Stage(encode=lambda update, state, key: (update / 2, state))
-        >>> half.encode(4.0, (), None)
-        (2.0, ())
+        >>> half = Stage("half", lambda update, state, sent, key: (update / 2, state, {}))
+        >>> half.encode(4.0, (), (), None)
+        (2.0, (), {})
     """
 
-    encode: Callable[[Params, Any, jax.Array], tuple[Params, Any]]
+    name: str
+    encode: Callable[[Params, Any, Any, jax.Array], tuple[Params, Any, Reported]] | None = None
     client_init: Callable[[Params], Any] = no_state
-    decode: Callable[[Params], Params] = unchanged
-    after: Callable[[Params, jax.Array, jax.Array], Params] = unchanged
+    send: Callable[[Any], Any] | None = None
+    decode: Callable[[Params, Params], Params] | None = None
+    init: Callable[[Params], Any] = no_state
+    after: Callable[[Params, Any, Round], tuple[Params, Any, Reported]] | None = None
 
 
 class Rule(NamedTuple):
     """How replies become one aggregate.
 
     Args:
-        weigh: ``weigh(samples) -> weights a_k`` of clients with so many samples.
-        scale: ``scale(Σ a_k, n)`` with the population's samples n. Without ``each``, the
-            aggregate is ``scale * Σ a_k Δ_k``, which can be summed as replies come, anywhere.
-        each: ``each(rows, counted) -> aggregate`` where all replies are needed at once, as for a
-            median. ``rows`` are stacked; row i counts if ``counted[i]``.
+        weigh: ``weigh(samples) -> weights a_k`` of clients with these numbers of samples.
+        scale: ``scale(Σ a_k, n)`` with the population's samples n; by default 1 / Σ a_k. Without
+            ``each``, the aggregate is ``scale * Σ a_k Δ_k``, which can be summed as replies come,
+            anywhere.
+        each: ``each(rows, weights, state) -> aggregate, state, metrics`` where all replies are
+            needed at once, as for a median. ``rows`` are stacked; row i has the weight a_i, less
+            if it is stale, and does not count where that is 0.
+        init: ``init(form) -> state`` of a rule with ``each``, on the server; ``form`` is a row's.
+        name: What its metrics and messages call it.
 
     Examples:
-        >>> rule = Rule(weigh=np.sqrt, scale=lambda weight, n: 1 / weight)
+        >>> rule = Rule(weigh=np.sqrt)
         >>> rule.weigh(np.array([4, 9])).tolist(), rule.needs
         ([2.0, 3.0], 'sum')
     """
 
     weigh: Callable[[NDArray[np.int64]], NDArray[np.float64]]
-    scale: Callable[[float, int], float]
-    each: Callable[[Params, jax.Array], Params] | None = None
+    scale: Callable[[float, int], float] = over_replies
+    each: Callable[[Params, jax.Array, Any], tuple[Params, Any, Reported]] | None = None
+    init: Callable[[Params], Any] = no_state
+    name: str = "rule"
 
     @property
     def needs(self) -> Literal["sum", "each"]:
@@ -129,29 +200,30 @@ class Rule(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated method.
+    """A federated method, with the work that clients do.
 
     Args:
         server: A ``Server``, or any optax optimizer, which is fed the aggregate as a gradient.
-        client: What clients do; by default H steps of their solver.
+        work: What clients do in a round: steps, batches, solver. Where ``fedmom.run`` gets an
+            algorithm without, its settings say so.
+        client: How they do it; by default H steps of their solver.
         rule: How replies are combined; by default the paper's mean with population weights.
         stages: What happens to updates on their way, in the client's order.
-        full_gradient: Clients take one step on their whole data (FedSGD), whatever the local
-            work says.
 
     Examples:
         >>> import optax
-        >>> from fedmom import Algorithm, clip, mean
-        >>> method = Algorithm(optax.adam(0.01), rule=mean("cohort"), stages=(clip(norm=1.0),))
+        >>> from fedmom import Algorithm, LocalWork, clip, mean
+        >>> work = LocalWork(lr=0.1, steps=10)
+        >>> method = Algorithm(optax.adam(0.01), work, rule=mean("cohort"), stages=(clip(norm=1),))
         >>> method.rule.needs
         'sum'
     """
 
     server: Server | optax.GradientTransformation
+    work: LocalWork | None = None
     client: Client | None = None
     rule: Rule | None = None
     stages: tuple[Stage, ...] = ()
-    full_gradient: bool = False
 
 
 @lru_cache(maxsize=256)  # equal optimizers have one server, so that runs share programs
@@ -165,69 +237,8 @@ def as_server(optimizer: Server | optax.GradientTransformation) -> Server:
             " optax.sgd(1.0)."
         )
 
-    def step(aggregate: Params, state: Any, params: Params) -> tuple[Params, Any]:
+    def step(aggregate: Params, state: Any, params: Params) -> tuple[Params, Any, Reported]:
         updates, state = optimizer.update(aggregate, state, params)
-        return optax.apply_updates(params, updates), state
+        return optax.apply_updates(params, updates), state, {}
 
     return Server(optimizer.init, step)
-
-
-@lru_cache(maxsize=256)
-def with_stages(client: Client, stages: tuple[Stage, ...]) -> Client:
-    """Return a client whose updates pass through the stages before they are sent."""
-    if not stages:
-        return client
-
-    def init(broadcast: Any) -> Any:
-        inside, update = [], client.form(broadcast)
-        for stage in stages:
-            inside.append(stage.client_init(update))
-            update = _zeros(encoded(update, (stage,)))
-        return client.init(broadcast), tuple(inside)
-
-    def run(broadcast: Any, state: Any, problem: Any, key: jax.Array) -> Any:
-        own, inside = state
-        update, own, metrics = client.run(broadcast, own, problem, key)
-        after = []
-        # Steps fold 0, 1, 2, ... into the client's key; the stages' number is one they never reach.
-        apart = jax.random.fold_in(key, 2**32 - 1)
-        for place, (stage, state_of) in enumerate(zip(stages, inside, strict=True)):
-            update, changed = stage.encode(update, state_of, jax.random.fold_in(apart, place))
-            after.append(changed)
-        # The client has measured its own update, not what the stages have made of it.
-        told = {name: value for name, value in metrics.items() if name != "norm"}
-        return update, (own, tuple(after)), told
-
-    personal = client.personal and _of_own_state(client.personal)
-    return Client(run, init, client.form, personal)
-
-
-def encoded(update: Params, stages: tuple[Stage, ...]) -> Params:
-    """Return the shapes and types of an update that has passed through stages."""
-
-    def sent(update: Params) -> Params:
-        for stage in stages:
-            update, _ = stage.encode(update, stage.client_init(update), jax.random.key(0))
-        return update
-
-    return jax.eval_shape(sent, update)
-
-
-def _zeros(form: Params) -> Params:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
-
-
-def _of_own_state(personal: Callable[[Params, Any], Params]) -> Callable[[Params, Any], Params]:
-    return lambda params, state: personal(params, state[0])
-
-
-def norms(rows: Params) -> jax.Array:
-    """Return the norm of every row of stacked updates."""
-
-    def squares(leaf: jax.Array) -> jax.Array:
-        # The square of an encoded number of 8 bits may not be one itself.
-        real = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        flat = (leaf if real else leaf.astype(jnp.float32)).reshape(len(leaf), -1)
-        return jnp.sum(jnp.square(flat), 1)
-
-    return jnp.sqrt(sum(map(squares, jax.tree.leaves(rows)), jnp.zeros(())))

@@ -1,47 +1,61 @@
 """Models with state, such as batch norm's running statistics, in any method.
 
 A method's client, stages and server see the trained parameters only. Around them, the state goes
-its own way: to the clients with the broadcast and back with the update, where its mean is taken; or
-it stays with each client. No optimizer steps on it: a running variance that Nesterov or η = K/M
-extrapolates may be negative.
+its own way: to the clients with the broadcast and back with the update, to be combined by the same
+rule with the same weights, made to add up to one; or it stays with each client. No optimizer steps
+on it: a running variance that Nesterov or η = K/M extrapolates may be negative.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedmom.algorithms.base import Algorithm, Client, Server, as_server, encoded
+from fedmom.algorithms.base import Algorithm, Client, Reported, Round, Server, Stage, as_server
 from fedmom.algorithms.client import LOCAL_TRAINING, Kept
 from fedmom.core.types import Params
-from fedmom.models.variables import Variables, on_trained
+from fedmom.models.base import Model
+from fedmom.models.variables import Variables
 
 
-def server_of(algorithm: Algorithm, params: Params) -> Server:
-    """Return a method's server, for a model with state where ``params`` are of one."""
-    server = as_server(algorithm.server)
-    return _with_state(server) if isinstance(params, Variables) else server
+class StatefulUpdate(NamedTuple):
+    """What a client sends: the update, the model's state, and a 1, whose sum is the divisor."""
+
+    update: Params
+    state: Any
+    one: jax.Array
 
 
-def forms_of(algorithm: Algorithm, broadcast: Any) -> tuple[Params, Params]:
-    """Return the form of updates on the client, and as they are sent."""
-    client = algorithm.client or LOCAL_TRAINING
-    if isinstance(broadcast, Variables):
-        client = client_with_state(client, local=False)
-    form = client.form(broadcast)
-    return form, on_trained(lambda update: encoded(update, algorithm.stages), form)
+def with_model_state(algorithm: Algorithm, model: Model) -> Algorithm:
+    """Return an algorithm that takes care of the model's state, if it has any."""
+    if model.state is None:
+        return algorithm
+    return algorithm._replace(
+        server=_server(as_server(algorithm.server)),
+        client=_client(algorithm.client or LOCAL_TRAINING, local=model.state == "local"),
+        stages=tuple(map(_stage, algorithm.stages)),
+    )
 
 
 @lru_cache(maxsize=256)
-def _with_state(server: Server) -> Server:
+def _server(server: Server) -> Server:
     def init(params: Variables) -> Any:
         return server.init(params.trained)
 
-    def step(aggregate: Variables, state: Any, params: Variables) -> tuple[Variables, Any]:
-        trained, state = server.step(aggregate.trained, state, params.trained)
-        mean = jax.tree.map(_typed, aggregate.state, params.state)
-        return params._replace(trained=trained, state=mean), state
+    def step(
+        aggregate: StatefulUpdate, state: Any, params: Variables
+    ) -> tuple[Variables, Any, Reported]:
+        trained, state, metrics = server.step(aggregate.update, state, params.trained)
+
+        def mean(total: jax.Array, before: jax.Array) -> jax.Array:
+            found = total / jnp.where(aggregate.one > 0, aggregate.one, 1)
+            whole = not jnp.issubdtype(before.dtype, jnp.inexact)  # a count stays a whole number
+            typed = (jnp.round(found) if whole else found).astype(before.dtype)
+            return jnp.where(aggregate.one > 0, typed, before)
+
+        after = jax.tree.map(mean, aggregate.state, params.state)
+        return params._replace(trained=trained, state=after), state, metrics
 
     def broadcast(params: Variables, state: Any) -> Variables:
         return params._replace(trained=server.broadcast(params.trained, state))
@@ -49,18 +63,11 @@ def _with_state(server: Server) -> Server:
     def model(params: Variables, state: Any) -> Variables:
         return params._replace(trained=server.model(params.trained, state))
 
-    return Server(init, step, broadcast, model)
+    return Server(init, step, broadcast, model, lambda aggregate: server.norm(aggregate.update))
 
 
 @lru_cache(maxsize=256)
-def client_with_state(client: Client, *, local: bool) -> Client:
-    """Return a client that also takes care of the model's state.
-
-    Args:
-        client: The method's client, stages included.
-        local: Whether each client keeps norm layers of its own.
-    """
-
+def _client(client: Client, *, local: bool) -> Client:
     def init(broadcast: Variables) -> Any:
         own = broadcast.own_trained, broadcast.own_state
         return client.init(broadcast.trained), own
@@ -71,13 +78,13 @@ def client_with_state(client: Client, *, local: bool) -> Client:
         problem = problem._replace(kept=kept)
         update, inside, metrics = client.run(broadcast.trained, inside, problem, key)
         after = kept.variables
-        # The norm that a client tells is that of the update; the state must be finite, too.
-        told = {name: value for name, value in metrics.items() if name != "norm"}
+        # The norm that a client measured is the update's; the state must be finite, too.
+        reported = {name: value for name, value in metrics.items() if name != "norm"}
         own = after.own_trained, after.own_state
-        return Variables(update, after.state), (inside, own), told
+        return StatefulUpdate(update, after.state, jnp.ones(())), (inside, own), reported
 
-    def form(broadcast: Variables) -> Variables:
-        return Variables(client.form(broadcast.trained), broadcast.state)
+    def form(broadcast: Variables) -> StatefulUpdate:
+        return StatefulUpdate(client.form(broadcast.trained), broadcast.state, jnp.ones(()))
 
     def personal(params: Variables, state: Any) -> Variables:
         inside, (own_trained, own_state) = state
@@ -85,10 +92,33 @@ def client_with_state(client: Client, *, local: bool) -> Client:
             params = params._replace(trained=client.personal(params.trained, inside))
         return params._replace(own_trained=own_trained, own_state=own_state)
 
-    return Client(run, init, form, personal if local or client.personal else None)
+    shows = personal if local or client.personal else None
+    return Client(run, init, form, shows, client.ranges)
 
 
-def _typed(mean: jax.Array, before: jax.Array) -> jax.Array:
-    """Return a mean in the type of what it is a mean of; a count stays a whole number."""
-    real = jnp.issubdtype(before.dtype, jnp.inexact)
-    return (mean if real else jnp.round(mean)).astype(before.dtype)
+@lru_cache(maxsize=256)
+def _stage(stage: Stage) -> Stage:
+    """Return a stage that changes the update only."""
+    encode, decode, after = stage.encode, stage.decode, stage.after
+
+    def encode_update(sent: StatefulUpdate, state: Any, news: Any, key: jax.Array) -> Any:
+        assert encode is not None
+        update, state, metrics = encode(sent.update, state, news, key)
+        return sent._replace(update=update), state, metrics
+
+    def decode_update(sent: StatefulUpdate, form: StatefulUpdate) -> StatefulUpdate:
+        assert decode is not None
+        return sent._replace(update=decode(sent.update, form.update))
+
+    def after_update(aggregate: StatefulUpdate, state: Any, round_: Round) -> Any:
+        assert after is not None
+        update, state, metrics = after(aggregate.update, state, round_)
+        return aggregate._replace(update=update), state, metrics
+
+    return stage._replace(
+        encode=encode and encode_update,
+        client_init=lambda sent: stage.client_init(sent.update),
+        decode=decode and decode_update,
+        init=lambda form: stage.init(form.update),
+        after=after and after_update,
+    )

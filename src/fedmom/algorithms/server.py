@@ -3,8 +3,9 @@
 ``g_t = Σ p_k (w_t - w^k_{t+1})`` over the round's clients, so a step of SGD on it is model
 averaging. A count of updates is a count of rounds: the learning rate η may be any optax schedule.
 
-In the table of algorithms, ``learning_rate`` and ``momentum`` are the settings ``server-lr`` and
-``momentum``, and keyword-only parameters are options, as in ``fedadam:tau=0.01``.
+In the table of algorithms, ``learning_rate``, ``momentum`` and ``lr`` are the settings
+``server-lr``, ``momentum`` and ``lr``; keyword-only parameters are options, as in
+``fedadam:tau=0.01``.
 """
 
 import math
@@ -15,16 +16,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedmom.algorithms.base import Algorithm, Server, as_server
+from fedmom.algorithms.base import Algorithm, Reported, Server, as_server
+from fedmom.algorithms.local_work import full_gradient
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params, Schedule
 
 LearningRate = float | Schedule
 
 
-def fedsgd(learning_rate: LearningRate = 1.0) -> Algorithm:
-    """One gradient of each client's whole data per round (McMahan et al. 2017)."""
-    return Algorithm(optax.sgd(learning_rate), full_gradient=True)
+def fedsgd(learning_rate: LearningRate = 1.0, lr: LearningRate = 0.1) -> Algorithm:
+    """One gradient of each client's whole data per round (McMahan et al. 2017).
+
+    Args:
+        learning_rate: η, a number or a schedule over rounds.
+        lr: γ, the clients' learning rate, a number or a schedule over rounds.
+
+    Returns:
+        An algorithm that brings its own local work.
+
+    Examples:
+        >>> fedsgd(lr=0.5).work.count(round_=0, samples=25)  # one step
+        1
+    """
+    return Algorithm(optax.sgd(learning_rate), full_gradient(lr))
 
 
 def fedavg(learning_rate: LearningRate = 1.0) -> optax.GradientTransformation:
@@ -97,6 +111,17 @@ def fedmom_zero_start(
     """FedMom with v_0 = 0 instead of w_0, as in the first author's code of 2019.
 
     Its first ``v' - v`` is ``w_0 - η g``, so as a velocity it starts from ``β d_0 = w_0``.
+
+    Args:
+        learning_rate: η, a number or a schedule over rounds.
+        momentum: β in [0, 1).
+
+    Returns:
+        An optax transformation on the pseudo-gradient.
+
+    Examples:
+        >>> float(fedmom_zero_start(momentum=0.5).init(jnp.ones(1)).velocity[0])
+        2.0
     """
     paper = fedmom(learning_rate, momentum)
 
@@ -276,7 +301,7 @@ def averaged(optimizer: Server | optax.GradientTransformation, decay: float) -> 
 
     Examples:
         >>> server = averaged(optax.sgd(1.0), decay=0.9)
-        >>> params, state = server.step(jnp.ones(1), server.init(jnp.zeros(1)), jnp.zeros(1))
+        >>> params, state, _ = server.step(jnp.ones(1), server.init(jnp.zeros(1)), jnp.zeros(1))
         >>> float(params[0]), round(float(server.model(params, state)[0]), 3)
         (-1.0, -1.0)
     """
@@ -291,13 +316,13 @@ def averaged(optimizer: Server | optax.GradientTransformation, decay: float) -> 
 
     def step(
         aggregate: Params, state: AveragedState, params: Params
-    ) -> tuple[Params, AveragedState]:
-        params, inner = server.step(aggregate, state.optimizer, params)
+    ) -> tuple[Params, AveragedState, Reported]:
+        params, inner, metrics = server.step(aggregate, state.optimizer, params)
         rounds = optax.safe_increment(state.rounds)
         # 1 - decay^t by expm1: the difference itself loses digits where decay is near one.
         newest = (1 - decay) / -jnp.expm1(rounds * math.log(decay))
         mean = jax.tree.map(lambda m, w: m + newest * (w - m), state.mean, params)
-        return params, AveragedState(rounds, inner, mean)
+        return params, AveragedState(rounds, inner, mean), metrics
 
     def broadcast(params: Params, state: AveragedState) -> Any:
         return server.broadcast(params, state.optimizer)
@@ -305,7 +330,7 @@ def averaged(optimizer: Server | optax.GradientTransformation, decay: float) -> 
     def model(_params: Params, state: AveragedState) -> Params:
         return state.mean
 
-    return Server(init, step, broadcast, model)
+    return Server(init, step, broadcast, model, server.norm)
 
 
 def check_momentum(momentum: float) -> None:

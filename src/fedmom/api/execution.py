@@ -1,87 +1,86 @@
-"""Running experiments in their folders, with progress, for programs and notebooks."""
+"""Run experiments in their folders, with progress: for the command line, programs and notebooks."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from fedmom.api.progress import ManyRuns, tensorboard, watch
-from fedmom.core.errors import DivergedError, FedMomError
+from fedmom.api.live_progress import RunProgress
+from fedmom.core.compilation import keep_programs
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Say
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.execute import Callback, execute, warn
+from fedmom.experiments.collection import side_by_side
+from fedmom.experiments.events import Observer
+from fedmom.experiments.execute import execute, warn
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.loss_warning import RisingLoss, risen
 from fedmom.experiments.results import Result
-from fedmom.experiments.rising import RisingLoss, risen
-from fedmom.experiments.sweep import side_by_side
 
 
 def finish(
     path: Path,
     experiment: Experiment,
+    console: Console,
     *,
-    progress: bool,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Observer] = (),
+    say: Say = warn,
     **how: Any,
 ) -> Result:
-    """Run until the last round.
+    """Run until the last round; ``how`` are more arguments of ``execute``.
 
     Raises:
-        DivergedError: The run's numbers left the finite ones. Its folder holds all rounds before.
+        DivergedError: A value is NaN or infinite. The folder holds all rounds before.
+        BadReplyError: A reply could not be used.
     """
     _check_callbacks(callbacks)
-    watchers: list[Any] = [
-        *([watch(Console(), experiment.config.algorithm)] if progress else []),
-        *tensorboard(path, experiment),
-        RisingLoss(warn),
-    ]
-    with contextlib.ExitStack() as stack:
-        for watcher in watchers:
-            stack.enter_context(watcher)
-        result = execute(RunFolder.open(path), experiment, watchers, callbacks=callbacks, **how)
-    if result.diverged:
-        raise DivergedError(result.why)
-    _say_risen({experiment.config.algorithm: result})
+    keep_programs()
+    label = experiment.config.algorithm
+    with RunProgress(console, {path: experiment}, {path: label}) as shown:
+        observers: list[Observer] = [shown, RisingLoss(experiment.config, say), *callbacks]
+        result = execute(RunFolder.open(path), experiment, observers, say=say, **how)
+    if result.error:
+        raise result.error
+    _warn_about_risen({label: result}, say)
     return result
 
 
 def finish_all(
     folder: Path,
     experiments: Mapping[str, Experiment],
+    console: Console,
     *,
-    progress: bool,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Observer] = (),
+    say: Say = warn,
     **how: Any,
-) -> dict[str, Result]:
-    """Run side by side until the last round; a run that diverges does not stop the others.
+) -> tuple[dict[str, Result], dict[str, FedMomError]]:
+    """Run side by side until the last round; a run that fails does not stop the others.
 
-    Raises:
-        FedMomError: A run could not be run at all. The others are finished first.
+    Returns:
+        The results, and the errors of runs that could not be run at all.
     """
     _check_callbacks(callbacks)
+    keep_programs()
     by_path = {folder / name: experiment for name, experiment in experiments.items()}
-    with ManyRuns(Console(quiet=not progress), by_path) as shown:
-        outcomes = side_by_side(
-            by_path, shown.advanced, shown.ended, tensorboard, callbacks=callbacks, **how
-        )
-    for outcome in outcomes.values():
-        if isinstance(outcome, FedMomError):
-            raise outcome
-    results = {path.name: found for path, found in outcomes.items() if isinstance(found, Result)}
-    _say_risen(results)
-    return results
+    with RunProgress(console, by_path) as shown:
+        found = side_by_side(by_path, [shown, *callbacks], shown.ended, say=say, **how)
+    results = {path.name: each for path, each in found.items() if isinstance(each, Result)}
+    errors = {path.name: each for path, each in found.items() if isinstance(each, FedMomError)}
+    for name, result in results.items():
+        if result.error:
+            say(f"{name} stopped: {result.why}")
+    _warn_about_risen(results, say)
+    return results, errors
 
 
-def _say_risen(results: Mapping[str, Result]) -> None:
+def _warn_about_risen(results: Mapping[str, Result], say: Say) -> None:
     if sentence := risen(results):
-        warn(sentence)
+        say(sentence)
 
 
-def _check_callbacks(callbacks: Sequence[Callback]) -> None:
-    several = callbacks if isinstance(callbacks, Sequence) else [callbacks]
-    wrong = [each for each in several if not callable(each)]
-    if several is not callbacks or wrong:
+def _check_callbacks(callbacks: Sequence[Observer]) -> None:
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise FedMomError(
             f"callbacks is {callbacks!r}. Give a list of functions of a fedmom.Event."
         )

@@ -1,33 +1,29 @@
-"""A trained model as files for others: parameters, and a card that says what it is."""
+"""A trained model as files for others: parameters, a card that says what it is, maybe ONNX."""
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.api.onnx_file import onnx_bytes
-from fedmom.api.runs import Run
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import write_atomic
+from fedmom.core.fusion import plain_calls
 from fedmom.core.types import Params
+
+if TYPE_CHECKING:
+    from fedmom.api.runs import Run
 
 TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
 
 
-def export(run: Run, folder: Path, onnx_batch: int | None = None) -> list[Path]:
-    """Write a run's model, a model card and its settings into a new folder.
-
-    Args:
-        run: The run.
-        folder: The new folder.
-        onnx_batch: Also write an ONNX file, for so many inputs in a call.
-
-    Returns:
-        The files.
-    """
+def write_model(run: "Run", folder: Path, onnx_batch: int | None = None) -> None:
+    """Write a run's model, a model card and its settings into a new folder."""
     from safetensors.numpy import save
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -48,7 +44,6 @@ def export(run: Run, folder: Path, onnx_batch: int | None = None) -> list[Path]:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise
-    return [folder / name for name in files]
 
 
 def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
@@ -64,7 +59,7 @@ def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
     }
 
 
-def card(run: Run, tensors: Mapping[str, NDArray[Any]]) -> str:
+def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
     """Return the model card, in Markdown."""
     data, result = run.experiment.data, run.result
     size = sum(tensor.size for tensor in tensors.values())
@@ -124,3 +119,31 @@ def _step(key: Any) -> str:
         if hasattr(key, name):
             return str(getattr(key, name))
     return str(key)
+
+
+def onnx_bytes(run: "Run", batch: int) -> bytes:
+    """Return a run's model as ONNX, for inputs of the fixed shape ``(batch, ...)``."""
+    try:
+        with _quiet():
+            from jax2onnx import to_onnx  # type: ignore[import-untyped]
+    except ImportError:
+        raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
+    params, model, features = run.params, run.experiment.model, run.experiment.data.features
+    kind = np.int32 if features.kind == "text" else np.float32
+    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
+    with _quiet(), plain_calls():
+        made: Any = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
+    content: bytes = made.SerializeToString()
+    return content
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep a converter's notes to its developers from the user."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

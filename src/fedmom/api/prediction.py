@@ -20,13 +20,7 @@ AT_ONCE = 256  # inputs in a call
 
 
 def outputs(experiment: Experiment, params: Params, x: Any) -> NDArray[Any]:
-    """Return a model's outputs for inputs, one per row.
-
-    Args:
-        experiment: The run's parts.
-        params: The model's parameters.
-        x: Inputs, of the shape of the training data's; strings for a model of text.
-    """
+    """Return a model's outputs for inputs, one per row; strings for a model of text."""
     rows = _rows(x, experiment.data)
     apply = _applied(experiment.model)
     parts = []
@@ -38,11 +32,7 @@ def outputs(experiment: Experiment, params: Params, x: Any) -> NDArray[Any]:
 
 
 def predicted(experiment: Experiment, found: NDArray[Any]) -> NDArray[Any]:
-    """Return the predictions that a model's outputs mean: in the labels that the data has.
-
-    Args:
-        experiment: The run's parts.
-        found: The outputs, one row per input.
+    """Return what a model's outputs mean, in the labels that the data has.
 
     Returns:
         Classes, by name where the data names them; a regression's numbers; True for every label
@@ -75,14 +65,7 @@ class Predictions(NamedTuple):
 def over_data(
     experiment: Experiment, params: Params, data: FederatedData, splits: Sequence[str]
 ) -> Iterator[Predictions]:
-    """Predict the samples of a dataset, in the order of its clients.
-
-    Args:
-        experiment: The run's parts.
-        params: The model's parameters.
-        data: The dataset, with inputs like those of the training data.
-        splits: ``train``, ``test`` or both.
-    """
+    """Predict the samples of the ``splits`` of a dataset, in the order of its clients."""
     wanted, given = experiment.data.features, data.features
     if (given.kind, given.shape) != (wanted.kind, wanted.shape):
         raise FedMomError(
@@ -114,19 +97,7 @@ def write(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> str:
-    """Let a character model go on with a text.
-
-    Args:
-        experiment: The run's parts; its data must be text.
-        params: The model's parameters.
-        prompt: How the text begins.
-        length: How many characters to add.
-        temperature: Below 1, likely characters become likelier; 0 takes the likeliest.
-        seed: The seed of the draw.
-
-    Returns:
-        The prompt and what follows.
-    """
+    """Return a prompt and ``length`` characters that a character model has added to it."""
     features = experiment.data.features
     if features.kind != "text":
         raise FedMomError(

@@ -3,23 +3,24 @@
 import functools
 import html
 import io
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from rich.console import Console
 
-from fedmom.api.execution import finish
-from fedmom.api.prediction import outputs, predicted
+from fedmom.api import prediction
+from fedmom.api.execution import finish, finish_all
+from fedmom.api.export import write_model
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.execute import Callback
+from fedmom.experiments.events import Observer
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, as_groups, target
-from fedmom.reports import curves, drawing, tables
+from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Grid
 from fedmom.runtimes.base import Scores
 from fedmom.training.evaluation import per_client
@@ -30,14 +31,75 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Image
 
 
-class Run:
+class _Results:
+    """What a run and several runs have in common."""
+
+    path: Path
+
+    def _by_name(self) -> dict[str, Result]:
+        raise NotImplementedError
+
+    def _finish(self, console: Console, **how: Any) -> None:
+        raise NotImplementedError
+
+    def resume(
+        self,
+        *,
+        progress: bool = True,
+        callbacks: Sequence[Observer] = (),
+        accept_changes: bool = False,
+        runtime: str | None = None,
+    ) -> Self:
+        """Run until the last round; the result is the same as without the stop.
+
+        Several runs are side by side. One that fails does not stop the others.
+
+        Args:
+            progress: Show progress bars.
+            callbacks: As for ``fedmom.run``.
+            accept_changes: Resume although data or settings have changed since the start.
+            runtime: Another runtime than that of the settings, this time.
+
+        Returns:
+            The same object, with the new results.
+        """
+        how = {"callbacks": callbacks, "accept_changes": accept_changes, "runtime": runtime}
+        self._finish(Console(quiet=not progress), **how)
+        return self
+
+    def plot(self) -> "Image":
+        """Return a matplotlib figure of the evaluations, which a notebook shows.
+
+        Several seeds are one curve with its interval.
+        """
+        return _image(as_groups(self._by_name()))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page about the results.
+
+        Args:
+            out: The page's file; by default report.html in the folder.
+
+        Returns:
+            The page's file.
+        """
+        return write_report([self.path], Path(out) if out else self.path / "report.html")
+
+    def _repr_html_(self) -> str:
+        groups = as_groups(self._by_name())
+        image = _content(_image(groups), "svg").decode().partition("<svg")
+        return f"{_html_table(result_tables.grid(groups, target(groups)))}<svg{image[2]}"
+
+
+class Run(_Results):
     """One run: its folder, its numbers and its model.
 
     ``fedmom.run`` and ``fedmom.load`` make one.
 
     Args:
-        experiment: The run's parts.
-        result: Its logs.
+        path: The run's folder.
+        build: Returns the run's parts: model, data, algorithm. It is called once something has to
+            be computed.
 
     Examples:
         >>> import tempfile, fedmom
@@ -47,13 +109,18 @@ class Run:
         ('finished', (3,))
     """
 
-    def __init__(self, experiment: Experiment, result: Result) -> None:
-        self.experiment, self.result = experiment, result
+    def __init__(self, path: Path, build: Callable[[], Experiment]) -> None:
+        self.path, self._build = path, build
 
-    @property
-    def path(self) -> Path:
-        """The run's folder."""
-        return self.result.path
+    @functools.cached_property
+    def experiment(self) -> Experiment:
+        """The run's parts, which are built when they are needed."""
+        return self._build()
+
+    @functools.cached_property
+    def result(self) -> Result:
+        """The run's settings and logs, as lists of rows."""
+        return results.read(self.path)
 
     @property
     def status(self) -> str:
@@ -72,15 +139,15 @@ class Run:
 
     @property
     def rounds(self) -> "pd.DataFrame":
-        """One row per round: cohort, loss, norm of the aggregate, seconds, bytes."""
-        return _pandas().DataFrame(list(self.result.rounds))
+        """One row per round: cohort, loss, norm of the aggregate, seconds, bytes, metrics."""
+        rows = [dict(row) for row in self.result.rounds]
+        return _pandas().DataFrame([row | row.pop("metrics", {}) for row in rows])
 
-    @property
     def clients(self) -> "pd.DataFrame":
-        """One row per client: its name, samples, rounds it was asked in, and test metrics.
+        """Evaluate the model on all test samples of every client.
 
-        The metrics are those of the present model on all of the client's test samples, which are
-        evaluated now.
+        Returns:
+            One row per client: its name, samples, rounds it was asked in, and test metrics.
         """
         data = self.experiment.data
         asked = [client for row in self.result.rounds for client in row["cohort"]]
@@ -100,7 +167,7 @@ class Run:
         checkpoint = RunFolder.open(self.path).restore(self.experiment.start())
         if checkpoint is None:
             raise FedMomError(f"{self.path} has no checkpoint yet: no round is done.")
-        return model_of(self.experiment.algorithm, checkpoint.state)
+        return model_of(self.experiment.workload, checkpoint.state)
 
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
@@ -109,7 +176,7 @@ class Run:
             x: Inputs, one per row, of the shape of the training data's; for a model of text, also
                 a list of strings.
         """
-        return outputs(self.experiment, self.params, x)
+        return prediction.outputs(self.experiment, self.params, x)
 
     def predict(self, x: Any) -> np.ndarray[Any, Any]:
         """Return predictions: the most likely class of every input, or a regression's numbers.
@@ -117,50 +184,49 @@ class Run:
         Args:
             x: Inputs, as for ``outputs``.
         """
-        return predicted(self.experiment, self.outputs(x))
+        return prediction.predicted(self.experiment, self.outputs(x))
 
-    def plot(self) -> "Image":
-        """Return a matplotlib figure of the evaluations, which a notebook shows."""
-        return _image([Group(self.experiment.config.algorithm, [self.result])])
-
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about the run.
+    def sample(
+        self, prompt: str = "\n", *, length: int = 400, temperature: float = 0.7, seed: int = 0
+    ) -> str:
+        """Return text that the run's character model has written.
 
         Args:
-            out: The page's file; by default report.html in the run's folder.
-
-        Returns:
-            The page's file.
+            prompt: How the text begins.
+            length: Characters to write.
+            temperature: Below 1, likely characters become likelier; 0 takes the likeliest.
+            seed: The seed of the draw.
         """
-        return write_report([self.path], Path(out) if out else self.path / "report.html")
-
-    def resume(
-        self,
-        *,
-        progress: bool = True,
-        callbacks: Sequence[Callback] = (),
-        accept_changes: bool = False,
-    ) -> "Run":
-        """Go on until the last round, as if the run had never been stopped.
-
-        Args:
-            progress: Show a progress bar.
-            callbacks: As for ``fedmom.run``.
-            accept_changes: Go on although data or settings are no longer those that the run was
-                started with.
-
-        Returns:
-            This run.
-        """
-        self.result = finish(
-            self.path,
-            self.experiment,
-            progress=progress,
-            callbacks=callbacks,
-            accept_changes=accept_changes,
+        experiment, params = self.experiment, self.params
+        return prediction.write(
+            experiment, params, prompt, length, temperature=temperature, seed=seed
         )
-        self.__dict__.pop("params", None)
-        return self
+
+    def export(self, folder: str | Path | None = None, *, onnx_batch: int | None = None) -> Path:
+        """Write the model as a safetensors file, with a model card and the settings.
+
+        Args:
+            folder: A new folder; by default ``export`` in the run's folder.
+            onnx_batch: Also write an ONNX file, for ``onnx_batch`` inputs in a call.
+
+        Returns:
+            The folder.
+        """
+        path = Path(folder) if folder else self.path / "export"
+        write_model(self, path, onnx_batch)
+        return path
+
+    def _by_name(self) -> dict[str, Result]:
+        return {self.result.config.algorithm: self.result}
+
+    def _finish(self, console: Console, **how: Any) -> None:
+        self._forget()
+        self.result = finish(self.path, self.experiment, console, **how)
+
+    def _forget(self) -> None:
+        """Forget what was read before the run is resumed."""
+        for name in ("result", "params"):
+            self.__dict__.pop(name, None)
 
     def _test_metrics(self) -> dict[str, Any]:
         runtime = self.experiment.runtime()
@@ -181,15 +247,12 @@ class Run:
         return columns
 
     def __repr__(self) -> str:
-        config = self.experiment.config
+        config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
         return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
 
-    def _repr_html_(self) -> str:
-        return _shown({self.experiment.config.algorithm: self.result})
 
-
-class Runs(Mapping[str, Run]):
+class Runs(_Results, Mapping[str, Run]):
     """Several runs by name: a comparison or a sweep.
 
     ``fedmom.compare``, ``fedmom.sweep`` and ``fedmom.load`` make one.
@@ -226,8 +289,27 @@ class Runs(Mapping[str, Run]):
     @property
     def evals(self) -> "pd.DataFrame":
         """The evaluations of all runs, with a column ``run``."""
-        frames = [run.evals.assign(run=name) for name, run in self.items()]
-        return _pandas().concat(frames, ignore_index=True)
+        return _together({name: run.evals for name, run in self.items()})
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """The rounds of all runs, with a column ``run``."""
+        return _together({name: run.rounds for name, run in self.items()})
+
+    @property
+    def findings(self) -> "pd.DataFrame":
+        """One row per pair of algorithms and measure: their difference, paired by seed.
+
+        Columns are the mean difference, its 95 % interval, p corrected by Holm's method for all
+        pairs, and the finding: ahead, behind, equal, not settled, or not enough seeds. It is empty
+        with one seed.
+        """
+        rows = [
+            row
+            for family in differences.families(as_groups(self._by_name()))
+            for row in differences.records(family)
+        ]
+        return _pandas().DataFrame(rows, columns=differences.RECORD)
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -242,26 +324,21 @@ class Runs(Mapping[str, Run]):
         }
         return _pandas().DataFrame.from_dict(rows, orient="index")
 
-    def plot(self) -> "Image":
-        """Return a matplotlib figure of the evaluations; seeds are one curve with its interval."""
-        return _image(as_groups({name: run.result for name, run in self.items()}))
+    def _by_name(self) -> dict[str, Result]:
+        return {name: run.result for name, run in self.items()}
 
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about the runs.
-
-        Args:
-            out: The page's file; by default report.html in the runs' folder.
-
-        Returns:
-            The page's file.
-        """
-        return write_report([self.path], Path(out) if out else self.path / "report.html")
+    def _finish(self, console: Console, **how: Any) -> None:
+        experiments = {name: run.experiment for name, run in self.items()}
+        for run in self.values():
+            run._forget()
+        found, errors = finish_all(self.path, experiments, console, **how)
+        for name, result in found.items():
+            self[name].result = result
+        for error in errors.values():
+            raise error
 
     def __repr__(self) -> str:
         return f"<Runs {self.path}: {', '.join(self)}>"
-
-    def _repr_html_(self) -> str:
-        return _shown({name: run.result for name, run in self.items()})
 
 
 def write_report(folders: Sequence[Path], path: Path, goal: float | None = None) -> Path:
@@ -281,20 +358,23 @@ def _last(result: Result) -> dict[str, Any]:
     }
 
 
+def _together(frames: Mapping[str, Any]) -> Any:
+    named = [frame.assign(run=name) for name, frame in frames.items()]
+    return _pandas().concat(named, ignore_index=True)
+
+
 def _image(groups: Sequence[Group]) -> "Image":
-    if "IPython" in sys.modules:  # loading pyplot makes notebooks show figures
-        import matplotlib.pyplot  # noqa: F401
-    return drawing.draw(curves.evaluations(groups))
+    image = drawing.draw(curves.evaluations(groups))
+    # Notebooks ask for this. They would show the figure by itself if pyplot had been used only.
+    image._repr_png_ = functools.partial(_content, image, "png")  # type: ignore[attr-defined]
+    return image
 
 
-def _shown(found: Mapping[str, Result]) -> str:
-    """Return the table and the figure of runs as HTML, for notebooks."""
-    groups = as_groups(found)
+def _content(image: "Image", kind: str) -> bytes:
     content = io.BytesIO()
     with drawing.quietly():
-        _image(groups).savefig(content, format="svg")
-    image = content.getvalue().decode().partition("<svg")
-    return f"{_html_table(tables.grid(groups, target(groups)))}<svg{image[2]}"
+        image.savefig(content, format=kind, dpi=150)
+    return content.getvalue()
 
 
 def _html_table(grid: Grid) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, slug
 
@@ -21,7 +21,7 @@ NAMES_SHOWN, LETTERS_SHOWN = 20, 40
 
 @click.group(name="data")
 def data_commands() -> None:
-    """Look at datasets, check them, and prepare them for training.
+    """Inspect datasets, check them, and prepare them for training.
 
     SOURCE is what --data takes everywhere: a name with options, or a path with options, such as
     table.csv:client=user,label=y (`fedmom data list` shows all kinds).
@@ -30,13 +30,13 @@ def data_commands() -> None:
 
 @data_commands.command(name="list")
 def list_() -> None:
-    """Show the datasets there are: by name, by kind of file, and prepared."""
+    """List the datasets: by name, by kind of file, and prepared ones."""
     from rich.table import Table
 
     from fedmom import data as datasets
-    from fedmom.data.manifest import read_manifest
     from fedmom.data.partition import PARTITIONS
-    from fedmom.data.store import is_store
+    from fedmom.data.store.manifest import read_manifest
+    from fedmom.data.store.reader import is_store
 
     view = Table(box=None, pad_edge=False)
     for column in ("", "--data", "what it is"):
@@ -59,22 +59,22 @@ def list_() -> None:
 @data_commands.command()
 @SOURCE
 def stats(source: str) -> None:
-    """Print the paper's Table 2 for a dataset, beside the paper's own row."""
+    """Print the paper's Table 2 for a dataset, next to the paper's own row."""
     from rich.table import Table
 
     from fedmom import data as datasets
-    from fedmom.data import statistics
+    from fedmom.data import summary
 
     data = datasets.load(source)
     view = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     view.add_column("dataset")
     for column in ("samples", "clients", "mean", "std", "train", "test"):
         view.add_column(column, justify="right")
-    row = statistics.statistics(data)
+    row = summary.statistics(data)
     numbers = (f"{row.samples:,}", f"{row.clients:,}", f"{row.mean:.2f}", f"{row.std:.2f}")
     split = (f"{int(data.train.size.sum()):,}", f"{int(data.test.size.sum()):,}")
     view.add_row(data.name, *numbers, *split)
-    if (paper := statistics.PAPER_TABLE_2.get(data.features.kind)) is not None:
+    if (paper := summary.PAPER_TABLE_2.get(data.features.kind)) is not None:
         p = paper.statistics
         view.add_row(
             paper.name, f"{p.samples:,}", f"{p.clients:,}", f"{p.mean:.2f}", f"{p.std:.2f}"
@@ -117,18 +117,17 @@ def _refuse(source: str, faults: list[str]) -> None:
 @data_commands.command()
 @SOURCE
 def check(source: str) -> None:
-    """Read a whole dataset and report what is wrong with it, if anything is."""
+    """Read a whole dataset and report any faults."""
     from fedmom import data as datasets
-    from fedmom.data import statistics
-    from fedmom.data.checksums import check_store
-    from fedmom.data.store import is_store
+    from fedmom.data import summary
+    from fedmom.data.store.reader import check_store, is_store
 
     found = datasets.path_of(source)
     if found is not None and is_store(found[0]):
         _refuse(source, check_store(found[0]))
     data = datasets.load(source)
-    _refuse(source, statistics.faults(data))
-    row = statistics.statistics(data)
+    _refuse(source, summary.faults(data))
+    row = summary.statistics(data)
     OUT.print(f"{data.name} is sound: {row.samples:,} samples of {row.clients:,} clients.")
 
 
@@ -159,7 +158,7 @@ def check(source: str) -> None:
 @click.option(
     "--partition",
     "spec",
-    help="Assign rows to new clients by label, such as dirichlet:alpha=0.3"
+    help="Assign rows to new clients by label, e.g. dirichlet:alpha=0.3"
     " (`fedmom data list` shows all partitions).",
 )
 @click.option(
@@ -189,31 +188,31 @@ def prepare(
     fedmom data prepare mnist/ --partition dirichlet:alpha=0.3,clients=200 --out mnist-skewed
     fedmom run --data bard --lr 0.3
     """
-    from fedmom.data import leaf_sampling, statistics
-    from fedmom.data.save import save_store
-    from fedmom.data.store import is_store
+    from fedmom.data import leaf_sampling, summary
+    from fedmom.data.store.reader import is_store
+    from fedmom.data.store.writer import save_store
 
     if source == "femnist":
         _fetch_femnist(archives or cache_folder() / "downloads", url)
         if out is None:
             return
     if out is None:
-        raise FedMomError("--out is missing: name the folder of the new store.")
+        raise FedMomError("--out is missing: name a folder for the new store.")
     if out.exists() and not is_store(out):
-        raise FedMomError(f"{out} is there and is no store. Choose another --out.")
+        raise FedMomError(f"{out} exists and is not a FedMom store. Choose another --out.")
     data = _dealt(source, spec, flags["smplseed"])
     given = {name: value for name, value in flags.items() if value is not None}
     data = leaf_sampling.prepare(data, **flags)
     save_store(data, out, {"source": source, "partition": spec, "flags": given})
-    row = statistics.statistics(data)
+    row = summary.statistics(data)
     OUT.print(f"{out}: {row.samples:,} samples of {row.clients:,} clients. Use it as --data {out}")
 
 
 def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
     """Load a dataset and deal its rows by --partition, if that is given."""
     from fedmom import data as datasets
-    from fedmom.data.assembly import NoClientsError
     from fedmom.data.partition import repartition
+    from fedmom.data.rows.assembly import NoClientsError
 
     try:
         data = datasets.load(source)

@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import gather, setting_options
-from fedmom.cli.output import OUT, note, stopped
-from fedmom.cli.paths import FOLDER
+from fedmom.cli.options import FOLDER, gather, setting_options
+from fedmom.cli.output import OUT, note
 from fedmom.core.errors import FedMomError
 
 
@@ -20,7 +19,7 @@ def deploy_commands() -> None:
     fedmom deploy server fl                   on the server: until Ctrl-C
     fedmom deploy device device-1 --data ...  on each device: until Ctrl-C
     fedmom deploy run fl --rounds 20          on the server: a run
-    fedmom deploy status fl                   who is online, and how runs stand
+    fedmom deploy status fl                   who is online, and run status
     """
     from importlib.util import find_spec
 
@@ -38,9 +37,9 @@ def deploy_commands() -> None:
     default="127.0.0.1:8443",
     show_default=True,
     metavar="HOST:PORT",
-    help="How devices will call the server.",
+    help="Address at which devices reach the server.",
 )
-@click.option("--insecure", is_flag=True, help="No TLS and no keys: for trials on one machine.")
+@click.option("--insecure", is_flag=True, help="No TLS, no keys: for trials on one machine.")
 def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
     """Write a deployment: a Flower app, certificates, and a folder for each device.
 
@@ -53,7 +52,7 @@ def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
     deployment = create(folder, address, devices, insecure=insecure)
     OUT.print(f"App, with the settings of runs: {deployment.app / 'pyproject.toml'}")
     if devices:
-        OUT.print(f"Take each folder below {folder / 'devices'} to its device, and nowhere else.")
+        OUT.print(f"Copy each folder below {folder / 'devices'} to its device, and nowhere else.")
     OUT.print(f"Start the server: fedmom deploy server {folder}")
     if not is_loopback(split_address(address)[0]):
         OUT.print(
@@ -78,16 +77,16 @@ def add_device(folder: Path, name: str) -> None:
 
     deployment = layout.open_deployment(folder)
     if slug(name) != name or not name or name.startswith("."):
-        raise FedMomError(f"{name!r} cannot name a device. Take letters, digits and - or _.")
+        raise FedMomError(f"{name!r} cannot name a device. Use letters, digits and - or _.")
     if (deployment.path / "devices" / name).exists():
-        raise FedMomError(f"There is a device {name} already. Choose another name.")
-    OUT.print(f"Take this folder to the device: {layout.add_device(deployment, name)}")
+        raise FedMomError(f"Device {name} already exists. Choose another name.")
+    OUT.print(f"Copy this folder to the device: {layout.add_device(deployment, name)}")
 
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
 def server(folder: Path) -> None:
-    """Run the server of a deployment until Ctrl-C. It is started again should it crash.
+    """Run the server of a deployment until Ctrl-C. It is restarted if it crashes.
 
     \b
     fedmom deploy server fl
@@ -98,8 +97,9 @@ def server(folder: Path) -> None:
     try:
         serve(open_deployment(folder), _say)
     except KeyboardInterrupt:
-        stopped("The server has ended. Runs go on from their last checkpoint.")
-        raise
+        raise click.Abort(
+            "The server has stopped. Runs resume from their last checkpoint."
+        ) from None
 
 
 @deploy_commands.command()
@@ -108,7 +108,7 @@ def server(folder: Path) -> None:
 @click.option("--client", help="Which client of the data this device is, if it has several.")
 @click.option("--server", metavar="HOST:PORT", help="The server [default: as in device.toml].")
 def device(folder: Path, data: str, client: str | None, server: str | None) -> None:
-    """Take part with this device until Ctrl-C. Says what is asked of it, and what leaves it.
+    """Take part with this device until Ctrl-C. Prints each request, and what leaves the device.
 
     \b
     fedmom deploy device device-1 --data mine.npz
@@ -120,14 +120,13 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     try:
         participate(open_device(folder, server), data, client, _say)
     except KeyboardInterrupt:
-        stopped("This device takes part no longer.")
-        raise
+        raise click.Abort("This device no longer takes part.") from None
 
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
 @setting_options(leave_out=["data", "diagnostics", "diagnostics_every", "tensorboard"])
-@click.option("--out", type=FOLDER, help="The run's folder; a run that it holds goes on.")
+@click.option("--out", type=FOLDER, help="The run's folder; a run in it is resumed.")
 def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> None:
     """Train on the devices of a deployment, whose server must be running.
 
@@ -137,7 +136,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     fedmom deploy run fl --rounds 50
     """
     from fedmom.flower.layout import open_deployment
-    from fedmom.flower.run_process import follow
+    from fedmom.flower.server_process import follow
 
     deployment = open_deployment(folder)
     values = gather(file, options, {})
@@ -145,15 +144,15 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     try:
         follow(deployment, place, values, _say, note)
     except KeyboardInterrupt:
-        stopped(f"Stopped; nothing is lost. Go on: fedmom deploy run {folder} --out {place}")
-        raise
+        resume = f"fedmom deploy run {folder} --out {place}"
+        raise click.Abort(f"Stopped; nothing is lost. Resume with: {resume}") from None
     _show(place)
 
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
 def status(folder: Path) -> None:
-    """Show which devices are online, and how the runs of a deployment stand.
+    """Show which devices of a deployment are online, and the status of its runs.
 
     \b
     fedmom deploy status fl
@@ -161,13 +160,13 @@ def status(folder: Path) -> None:
     from fedmom.experiments.results import find
     from fedmom.flower.control import Control
     from fedmom.flower.layout import open_deployment
-    from fedmom.reports import tables
+    from fedmom.reports import result_tables
 
     deployment = open_deployment(folder)
     with Control(deployment) as control:
         nodes = control.nodes()
     rows = [[n.name, "online" if n.online else "offline", n.since[:19]] for n in nodes]
-    OUT.print(tables.rich_table(("device", "is", "since (UTC)"), rows))
+    OUT.print(result_tables.rich_table(("device", "is", "since (UTC)"), rows))
     folders = sorted(p.parent for p in (deployment.path / "runs").glob("*/config.toml"))
     for found in find(folders) if folders else []:
         OUT.print(
@@ -191,9 +190,9 @@ def _free(runs: Path) -> Path:
 def _show(folder: Path) -> None:
     """Show the last evaluation of a run."""
     from fedmom.experiments.results import as_groups, find, target
-    from fedmom.reports import tables
+    from fedmom.reports import result_tables
 
     (result,) = find([folder])
     groups = as_groups({result.config.algorithm: result})
-    tables.show(OUT, tables.grid(groups, target(groups)))
+    result_tables.show(OUT, result_tables.grid(groups, target(groups)))
     OUT.print(f"Run folder: {folder}", markup=False)

@@ -1,4 +1,4 @@
-"""Groups of commands that are listed without loading what the commands need."""
+"""Groups of commands whose help loads none of the commands."""
 
 import importlib
 from collections.abc import Mapping

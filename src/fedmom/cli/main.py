@@ -18,11 +18,11 @@ COMMANDS = {
     ),
     "resume": (
         "fedmom.cli.run:resume",
-        "Go on with a run, comparison or sweep that was stopped, as if it never had been.",
+        "Resume a stopped run, comparison or sweep; the result is the same as without the stop.",
     ),
     "list": (
-        "fedmom.cli.listing:list_",
-        "Show the algorithms, models, datasets and all else that has a name, with options.",
+        "fedmom.cli.main:list_",
+        "List all built-in algorithms, models, datasets and other components, with options.",
     ),
     "report": (
         "fedmom.cli.report:report",
@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "watch": (
         "fedmom.cli.report:watch",
-        "Show a run, comparison or sweep while it goes on, until Ctrl-C.",
+        "Show a run, comparison or sweep in the browser while it runs, until Ctrl-C.",
     ),
     "predict": (
         "fedmom.cli.trained:predict",
@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "data": (
         "fedmom.cli.data:data_commands",
-        "Look at datasets, check them, and prepare them for training.",
+        "Inspect datasets, check them, and prepare them for training.",
     ),
     "paper": (
         "fedmom.cli.paper:paper",
@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "theory": (
         "fedmom.cli.theory:theory_commands",
-        "Ask the convergence theory: constants of a task, bounds, a step size, a counterexample.",
+        "Convergence bounds and learning-rate advice.",
     ),
 }
 
@@ -73,13 +73,39 @@ def cli() -> None:
     Start here:
       fedmom compare                       FedSGD, FedAvg and FedMom on Shakespeare's roles
       fedmom list                          algorithms, models, data, schedules, runtimes
-      fedmom data --help                   look at datasets, and prepare them
+      fedmom data --help                   inspect datasets, and prepare them
       fedmom run --data synthetic          one run, with FedMom
       fedmom sweep --help                  a grid of settings, on all cores
       fedmom paper                         the paper's tables and figures, and its claims judged
-      fedmom theory --help                 what the convergence theory says of a task
+      fedmom theory --help                 convergence bounds and learning-rate advice
       fedmom deploy --help                 the same training on real devices
-      fedmom resume runs/synthetic-fedmom  go on after Ctrl-C or a crash
+      fedmom resume runs/synthetic-fedmom  resume after Ctrl-C or a crash
       fedmom report runs/compare           a page about runs, with curves and tables
-      fedmom watch runs/compare            the same page while they go on
+      fedmom watch runs/compare            the same page while they run
     """
+
+
+@click.command(name="list")
+def list_() -> None:
+    """List all built-in algorithms, models, datasets and other components, with options."""
+    from rich.table import Table
+
+    from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+    from fedmom.cli.output import OUT
+    from fedmom.data import DATASETS
+    from fedmom.models import MODELS
+    from fedmom.runtimes import RUNTIMES
+    from fedmom.training import PACES, SAMPLERS
+
+    view = Table(box=None, pad_edge=False)
+    for column in ("", "name:options", "what it is"):
+        view.add_column(column, style="bold" if not column else "", overflow="fold")
+    registries = (
+        *(ALGORITHMS, MODELS, DATASETS, SOLVERS, SCHEDULES),
+        *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
+    )
+    for registry in registries:
+        for spec, about in registry.described():
+            # A narrow terminal folds after a comma, not within a word.
+            view.add_row(registry.what, spec.replace(",", ", "), about.replace("``", ""))
+    OUT.print(view)

@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig, kebab
 
 Command = Callable[..., Any]
+FOLDER = click.Path(path_type=Path)
 
 
 def setting_option(name: str, default: Any = None) -> Callable[[Command], Command]:
-    """Return the option of one setting; ``default`` is shown in place of the setting's own."""
+    """Return the option of one setting; ``default`` is shown instead of the setting's own."""
     field = RunConfig.model_fields[name]
     flag = field.annotation is bool
     shown = field.default if default is None else default
@@ -72,5 +72,5 @@ def split_names(text: str) -> list[str]:
         elif part:
             names.append(part)
     if not names or len(set(names)) < len(names):
-        raise FedMomError(f"--algorithms {text!r} must name one or more, each of them once.")
+        raise FedMomError(f"--algorithms {text!r} must name one or more algorithms, none twice.")
     return names

@@ -6,7 +6,6 @@ from rich.console import Console
 
 OUT = Console(soft_wrap=True, markup=False, emoji=False)
 ERR = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
-_told: list[str] = []  # how to go on, where a command has said it
 
 
 def note(text: str) -> None:
@@ -22,15 +21,3 @@ def page(path: Path) -> None:
 def failed(text: str) -> None:
     """Print what went wrong, on standard error."""
     ERR.print(text, style="red", highlight=False)
-
-
-def stopped(text: str = "Stopped.", *, again: bool = False) -> None:
-    """Say that a signal has stopped the command and how to go on, unless that was said.
-
-    Args:
-        text: What to say.
-        again: Say it after what was said already.
-    """
-    if again or not _told:
-        _told.append(text)
-        ERR.print(text, highlight=False)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmom import data as datasets
-from fedmom.cli.output import OUT, note, page, stopped
+from fedmom.cli.output import OUT, note, page
 from fedmom.core import registry
 from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction import plan
@@ -37,7 +37,7 @@ STYLES = {
 @click.option(
     "--shakespeare", metavar="DATA", help="Shakespeare, as for run --data [default: shakespeare]."
 )
-@click.option("--no-train", is_flag=True, help="Draw what has ended so far, and train nothing.")
+@click.option("--no-train", is_flag=True, help="Draw the runs that have ended, and train nothing.")
 @click.option(
     "--runtime",
     default="local",
@@ -56,15 +56,15 @@ def paper(
     """Make the paper's tables and figures, or those of WHAT, and judge its claims.
 
     WHAT: table1 table2 fig2 fig3 fig4 fig5 fig6, beyond (settings the paper did not try), author
-    (what its first author's code does differently). Runs are kept: what has ended is never
-    trained again, and what was stopped goes on.
+    (what its first author's code does differently). Runs are kept: those that have ended are never
+    trained again, and those that were stopped are resumed.
 
     \b
     fedmom paper
     fedmom paper fig5 --scale full --femnist writers.npz --shakespeare data/shakespeare
     fedmom paper --scale full --no-train
     """
-    from fedmom.reproduction.make import make
+    from fedmom.reproduction.page import make
 
     for part in what:
         registry.pick(plan.PARTS, part, "part of the paper")
@@ -77,8 +77,7 @@ def paper(
     try:
         made = make(folder, chosen, parts, OUT, train=not no_train, runtime=runtime)
     except KeyboardInterrupt:
-        stopped("Stopped; nothing is lost. Go on with the same command.")
-        raise
+        raise click.Abort("Stopped; nothing is lost. Resume with the same command.") from None
     OUT.print(_summary(made.verdicts))
     if made.progress:
         OUT.print(made.progress)

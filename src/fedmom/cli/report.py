@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT, page
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
 
@@ -46,7 +46,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
         and {run.metric for run in found} == {"accuracy"}
         and not 0 <= target <= 1
     ):
-        raise FedMomError(f"--target {target:g} is no accuracy. Give a number from 0 to 1.")
+        raise FedMomError(f"--target {target:g} is not an accuracy. Use a number from 0 to 1.")
     view = sweep_page.of_folders(folders, found, target)
     figures = run_page.print_figures(view, path)
     for files in track(figures, "Figures", total=len(view.figures()), console=OUT):
@@ -60,9 +60,9 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
 @click.option("--port", type=int, help="Port on this machine [default: 8477, or any free one].")
 @click.option("--open", "open_", is_flag=True, help="Open the page in a browser.")
 def watch(folder: Path, port: int | None, open_: bool) -> None:
-    """Show a run, comparison or sweep while it goes on, until Ctrl-C.
+    """Show a run, comparison or sweep in the browser while it runs, until Ctrl-C.
 
-    The page is the report's. It is served to this machine only, and new points appear by
+    The page is that of `fedmom report`, served to this machine only; new points appear by
     themselves.
 
     \b
@@ -71,12 +71,12 @@ def watch(folder: Path, port: int | None, open_: bool) -> None:
     from fedmom.reports import run_page
     from fedmom.reports.html.live import open_server
 
-    run_page.live_view(folder)  # a wrong folder is told here, not in the browser
+    run_page.live_view(folder)  # report a wrong folder here, not in the browser
     with open_server(partial(run_page.live_view, folder), port) as server:
-        OUT.print(f"Watching {folder} at {server.address} (Ctrl-C ends it)", highlight=False)
+        OUT.print(f"Watching {folder} at {server.address} (Ctrl-C stops watching)", highlight=False)
         if open_:
             webbrowser.open(server.address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            OUT.print("Ended. The run, if it goes on, goes on.")
+            OUT.print("Stopped watching. The run is not affected.")

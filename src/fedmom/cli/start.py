@@ -18,7 +18,7 @@ _under_way: list[str] = []
 
 @contextlib.contextmanager
 def under_way(what: str) -> Iterator[None]:
-    """Say that something is under way: at a signal it comes to its end in order."""
+    """Mark work that a signal must let end in order."""
     _under_way.append(what)
     try:
         yield
@@ -33,7 +33,7 @@ class Signals:
     prints a traceback. So a signal that comes during an import ends the process at once; if
     something is under way, it waits for the import's end. Python drops an exception that is
     raised in a finalizer or in a callback of the garbage collector (JAX has one), so it is
-    raised again. ``seen`` tells that there was a signal, whatever a library has made of it.
+    raised again. ``seen`` is true after a signal, even if a library raised another error.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class Signals:
         self._dropped = sys.unraisablehook
 
     def install(self) -> None:
-        """Take the signals, but for those that whoever started the process has turned off."""
+        """Handle the signals, except those that the parent process has turned off."""
         for number in self._numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._raise)
         sys.unraisablehook = self._raise_again
 
     def ignore(self) -> None:
-        """Leave the process alone while it ends: it is about to, and says why."""
+        """Ignore signals while the process ends and prints why."""
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number in self._numbers:
@@ -70,7 +70,7 @@ class Signals:
             self._dropped(dropped)
 
     def _come_back(self) -> bool:
-        """Ask for another signal soon, where the system has a clock for that."""
+        """Ask for another signal soon, where the system has a timer for that."""
         if not hasattr(signal, "setitimer"):
             return False
         signal.signal(signal.SIGALRM, self._raise)
@@ -79,7 +79,7 @@ class Signals:
 
 
 def _on_the_way(frame: FrameType | None) -> tuple[bool, bool]:
-    """Tell whether a module is being loaded, and whether it is in the midst of our own work."""
+    """Return whether a module is being loaded, and whether our own code is at work."""
     importing = at_work = False
     while frame is not None:
         importing |= frame.f_code.co_filename.startswith("<frozen importlib")
@@ -96,7 +96,7 @@ def _end_at_once() -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line. Whatever ends it is told in a sentence, without a traceback.
+    """Run the command line; print what ends it in a sentence, without a traceback.
 
     Exit codes: 0; 2 for a mistake of the user's or a fault of the machine (a full disk); 130
     after Ctrl-C or a polite kill; 1 for a bug, whose traceback is kept in a file.
@@ -111,7 +111,7 @@ def main() -> None:
         raise
     except BaseException as error:
         signals.ignore()
-        from fedmom.cli.endings import told
+        from fedmom.cli.exit_messages import told
 
         leave(told(error, interrupted=signals.seen))
 
@@ -139,7 +139,7 @@ def leave(code: int) -> NoReturn:
     """End the process, with all that was printed.
 
     Where JAX is loaded, threads may still be compiling. Python cannot stop them: it tears down
-    what they use, and the process dies of a segmentation fault in place of its exit code. So it
+    what they use, and the process dies of a segmentation fault instead of its exit code. So it
     ends at once. Files are closed by then, and locks end with the process.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -1,37 +1,450 @@
-"""The command line of the theory: names and help of its commands."""
+"""The command line of the theory. What is slow to import is imported when a command runs."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmom.cli.lazy import LazyGroup
+from fedmom.cli.options import FOLDER, Command, setting_option
+from fedmom.cli.output import OUT
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import free_folder, parse_json, write_atomic
+from fedmom.core.progress import bars
+from fedmom.experiments import settings
+from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.theory.constants import Constants, Setting
+from fedmom.theory.measurement_budget import EstimateBudget, SpectrumBudget
 
-COMMANDS = {
-    "estimate": (
-        "fedmom.cli.theory_commands:estimate_",
-        "Estimate L, σ², G², B² and f(w_0) - f_inf on a task, along a short run.",
-    ),
-    "bounds": (
-        "fedmom.cli.theory_commands:bounds",
-        "Print every bound on |∇f|² and its condition on γ.",
-    ),
-    "advise": (
-        "fedmom.cli.theory_commands:advise",
-        "Advise a step size: what experiments found or which to run, then what is proven.",
-    ),
-    "check": (
-        "fedmom.cli.theory_check:check_",
-        "Say whether a run's lr keeps the condition of the corrected theorem.",
-    ),
-    "counterexample": (
-        "fedmom.cli.theory_commands:counterexample_",
-        "Show the case that breaks the paper's Theorem 1, with the corrected bound beside it.",
-    ),
-    "momentum": (
-        "fedmom.cli.theory_commands:momentum_",
-        "Predict whether FedMom beats FedAvg, each at its own best γ, and draw the map.",
-    ),
-}
+if TYPE_CHECKING:
+    from fedmom.experiments.build import Experiment
+    from fedmom.reports.charts import Figure
+    from fedmom.theory.estimate import Estimates
+    from fedmom.theory.lr_advice import BestLr
+
+CONSTANT = click.FloatRange(max=1e100)  # products of them stay finite
+OUT_FOLDER = click.option(
+    "--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures."
+)
+ROUNDS = click.option(
+    "--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Rounds, T."
+)
+# Settings of a run that the bounds and the prediction depend on.
+TASK = (
+    *("data", "model", "algorithm", "clients_per_round", "batch_size", "local_steps"),
+    *("lr", "server_lr", "momentum", "seed"),
+)
+MOMENTUM_TASK = (
+    *("model", "rounds", "clients_per_round", "batch_size", "local_steps", "local_epochs"),
+    *("batches", "lr", "server_lr", "weighting", "sampler", "average", "seed"),
+)
 
 
-@click.group(name="theory", cls=LazyGroup, homes=COMMANDS)
+def with_settings(names: tuple[str, ...]) -> Callable[[Command], Command]:
+    """Give a command the options of some settings."""
+
+    def decorated(command: Command) -> Command:
+        for name in reversed(names):
+            command = setting_option(name)(command)
+        return command
+
+    return decorated
+
+
+def count(flag: str, default: int, text: str, most: int = 10_000) -> Callable[[Command], Command]:
+    """Return an option that is a number of things to measure."""
+    kind = click.IntRange(1, most)
+    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+
+
+def task_options(command: Command) -> Command:
+    """Give a command the options of a task and of the estimates on it."""
+    for option in (
+        count("--models", EstimateBudget.models, "Models for L and σ²."),
+        count("--samples", EstimateBudget.samples, "Samples of each client."),
+        count("--clients", EstimateBudget.clients, "Clients looked at."),
+        count("--short-run", 50, "Rounds of the run along which the models lie.", 100_000),
+    ):
+        command = option(command)
+    return with_settings(TASK)(command)
+
+
+@click.group(name="theory")
 def theory_commands() -> None:
-    """Ask the convergence theory: constants of a task, bounds, a step size, a counterexample."""
+    """Convergence bounds and learning-rate advice."""
+
+
+@theory_commands.command()
+@task_options
+@click.option("--out", type=FOLDER, help="A JSON file for the estimates, for `bounds`.")
+def estimate(out: Path | None, **options: Any) -> None:
+    """Estimate L, σ², G², B² and f(w_0) - f_inf on a task.
+
+    They are measured at models along a short run.
+
+    \b
+    fedmom theory estimate --data synthetic --lr 0.01 --out constants.json
+    fedmom theory bounds --estimates constants.json --rounds 2000
+    """
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory.estimate import estimate_task
+    from fedmom.theory.lr_check import setting_of
+
+    experiment, budget, short_run = _task(options)
+    with bars(OUT) as bar:
+        found = estimate_task(experiment, budget, short_run, bar)
+    OUT.print(tables.estimates_table(experiment, found))
+    OUT.print(tables.LOCAL_ESTIMATES)
+    if out is not None:
+        row = {"setting": asdict(setting_of(experiment)), "estimates": found.row()}
+        write_atomic(out, json.dumps(row, indent=2, allow_nan=False).encode())
+        OUT.print(f"Estimates: {out}")
+
+
+@theory_commands.command()
+@click.option("--estimates", type=FOLDER, help="A file of `fedmom theory estimate --out`.")
+@click.option("--L", "smoothness", type=CONSTANT, help="L, the smoothness of every client's loss.")
+@click.option("--sigma2", "variance", type=CONSTANT, help="σ², the variance of a batch gradient.")
+@click.option("--gap", type=CONSTANT, help="f(w_0) - f_inf.")
+@click.option("--G2", "dissimilarity", type=CONSTANT, help="G² of the dissimilarity [default: 0].")
+@click.option("--B2", "similarity", type=CONSTANT, help="B² of the dissimilarity [default: 1].")
+@click.option("--clients", type=int, help="K, all clients.")
+@click.option("--clients-per-round", "per_round", type=int, help="Clients in a round, M.")
+@click.option("--local-steps", type=int, help="Local steps in a round, H.")
+@click.option("--server-lr", type=float, help="Server learning rate η [default: 1].")
+@click.option("--momentum", type=float, help="Server momentum β [default: 0].")
+@click.option("--largest-weight", type=float, help="The largest p_k [default: 1, always true].")
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="A learning rate γ.")
+@ROUNDS
+def bounds(estimates: Path | None, lr: float | None, rounds: int, **options: Any) -> None:
+    """Print every bound on |∇f|² and its condition on γ. Options override the file.
+
+    \b
+    fedmom theory bounds --L 1 --sigma2 1 --gap 2 --G2 0.5 --clients 100 --clients-per-round 10 \\
+        --local-steps 10 --server-lr 10 --momentum 0.9 --rounds 2000 --lr 0.001
+    """
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
+
+    constants, setting = _given(estimates, options)
+    OUT.print(tables.bounds_table(constants, setting, rounds, lr))
+    for theorem in (CORRECTED_FEDAVG, CORRECTED_FEDMOM):
+        best, least = theorem.best(constants, setting, rounds)
+        OUT.print(
+            f"{theorem.algorithm}: γ = {best:.3g} makes the corrected bound least, {least:.3g}."
+        )
+
+
+@theory_commands.command()
+@task_options
+@ROUNDS
+@click.option(
+    "--experiments",
+    type=FOLDER,
+    help="A sweep, or any folder of runs: their best γ is shown [default: runs, if it is there].",
+)
+@OUT_FOLDER
+def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> None:
+    """Advise a learning rate, from experiments and theorems.
+
+    First what experiments found, or which to run; then what is proven.
+
+    \b
+    fedmom theory advise --data synthetic --rounds 2000 --lr 0.01
+    fedmom theory advise --data femnist_writers.npz --model lenet5 --rounds 2000 \\
+        --experiments runs/sweep
+    """
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory.estimate import estimate_task
+
+    if experiments is not None and not experiments.is_dir():
+        raise FedMomError(f"There is no folder {experiments}. Give the folder of a sweep or runs.")
+    experiment, budget, short_run = _task(options)
+    known = _known(experiment, experiments or Path("runs"))
+    with bars(OUT) as bar:
+        found = estimate_task(experiment, budget, short_run, bar)
+    for name in [name for name, best in known.items() if best is None]:
+        _suggest(experiment, name, rounds, found)
+    OUT.print(tables.LOCAL_ESTIMATES)
+    if found.gap.value > 0:
+        _prove(experiment, found, rounds, short_run, out)
+        return
+    OUT.print(tables.estimates_table(experiment, found))
+    OUT.print(
+        f"The short run never came below its first loss, {found.first_loss:.3g}, with lr"
+        f" {experiment.config.lr}, so the theorems are left out. Use a smaller --lr, or a longer"
+        " --short-run."
+    )
+
+
+@theory_commands.command()
+@click.argument("folder", metavar="RUN", type=FOLDER)
+def check(folder: Path) -> None:
+    """Check a run's learning rate against the corrected theorem.
+
+    L is estimated at the run's first model. The answer is kept in the run's folder, and its page
+    (`fedmom report`) shows it.
+
+    \b
+    fedmom theory check runs/first
+    """
+    from fedmom.experiments.build import prepare
+    from fedmom.experiments.folder import RunFolder
+    from fedmom.experiments.results import THEORY
+    from fedmom.theory.lr_check import sentence
+
+    text = sentence(prepare(RunFolder.open(folder).settings()))
+    write_atomic(folder / THEORY, json.dumps({"sentence": text}).encode())
+    OUT.print(text, highlight=False, soft_wrap=False)
+
+
+@theory_commands.command()
+@OUT_FOLDER
+def counterexample(out: Path) -> None:
+    """Show the case that breaks the paper's Theorem 1.
+
+    The corrected bound is shown next to the paper's.
+    """
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory.counterexample import compare, figure
+
+    OUT.print(tables.counterexample_table(compare([10**power for power in range(6)])))
+    _draw(figure(), out)
+
+
+@theory_commands.command()
+@click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
+@with_settings(MOMENTUM_TASK)
+@click.option(
+    "--momentum",
+    "beta",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="FedMom's β.",
+)
+@count("--short-run", 50, "Rounds of FedAvg from each of the two models looked at.", 100_000)
+@click.option(
+    "--short-lr",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Constant γ of the short run [default: the first γ of --lr].",
+)
+@click.option(
+    "--lowest-loss", type=float, default=0.0, show_default=True, help="f_inf of your task."
+)
+@count("--clients", SpectrumBudget.clients, "Clients looked at.")
+@click.option("--no-map", is_flag=True, help="Print the prediction only.")
+@OUT_FOLDER
+def momentum(data: str | None, beta: float, no_map: bool, out: Path, **options: Any) -> None:
+    """Predict whether FedMom beats FedAvg, and draw the map.
+
+    Each is taken at its own best γ: on quadratic clients the expected loss after T rounds is
+    computed exactly, for every γ. Your task enters with its curvatures, noise and differences of
+    clients, measured at its first model and after a short run of FedAvg. --lr says whether γ is
+    constant or decays along a cosine, and gives the short run its γ; the best γ of each method is
+    part of the prediction.
+
+    \b
+    fedmom theory momentum
+    fedmom theory momentum --data synthetic --lr 0.01 --rounds 200
+    fedmom theory momentum --data femnist_writers.npz --model lenet5 --local-epochs 1 \\
+        --clients-per-round 10 --weighting cohort --lr cosine:start=0.03,rounds=200 --rounds 200
+    """
+    if data is not None:
+        _momentum_of_task(data, beta, options, None if no_map else out)
+    elif not no_map:
+        _general_momentum(beta, out)
+
+
+def _given(file: Path | None, options: Mapping[str, Any]) -> tuple[Constants, Setting]:
+    """Return the constants and setting of a file, overridden by the options."""
+    constants: dict[str, Any] = {}
+    setting: dict[str, Any] = {}
+    if file is not None:
+        constants, setting = _read(file)
+    for name, value in options.items():
+        if value is not None:
+            (setting if name in Setting.__dataclass_fields__ else constants)[name] = value
+    needed = {
+        "smoothness": "--L",
+        "variance": "--sigma2",
+        "gap": "--gap",
+        "clients": "--clients",
+        "per_round": "--clients-per-round",
+        "local_steps": "--local-steps",
+    }
+    missing = [flag for name, flag in needed.items() if name not in {**constants, **setting}]
+    if missing:
+        raise FedMomError(
+            f"{', '.join(missing)} missing. Give them, or --estimates with a file of"
+            " `fedmom theory estimate --out`."
+        )
+    return Constants(**constants), Setting(**setting)
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from fedmom.theory.estimate import from_row
+
+    try:
+        row = parse_json(file.read_bytes())
+        return asdict(from_row(row["estimates"]).constants()), asdict(Setting(**row["setting"]))
+    except OSError as error:
+        raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, FedMomError):
+            raise
+        raise FedMomError(
+            f"{file} is not a file of estimates. Make one with"
+            f" `fedmom theory estimate --out {file}`."
+        ) from None
+
+
+def _task(options: dict[str, Any]) -> "tuple[Experiment, EstimateBudget, int]":
+    """Return the experiment, the budget and the rounds of the short run."""
+    from fedmom.experiments import build
+
+    budget = EstimateBudget(*(options.pop(name) for name in ("clients", "samples", "models")))
+    short_run: int = options.pop("short_run")
+    given = {kebab(n): v for n, v in options.items() if v is not None}
+    config = settings.parse(build.fitting({**given, "rounds": short_run}))
+    if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
+        raise FedMomError(
+            f"There is no bound for {config.algorithm}. Use fedsgd, fedavg or fedmom."
+        )
+    return build.prepare(config), budget, short_run
+
+
+def _known(experiment: "Experiment", folder: Path) -> "dict[str, BestLr | None]":
+    """Print what finished runs found, and what to run next; return it."""
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory import lr_advice
+
+    config = experiment.config
+    names = ("fedsgd",) if config.algorithm == "fedsgd" else ("fedavg", "fedmom")
+    found = {name: lr_advice.found_best(folder, config.data, config.model, name) for name in names}
+    if folder.is_dir() and not any(found.values()):
+        OUT.print(f"No finished run of this data and model is in {folder}.")
+    if any(found.values()):
+        OUT.print(tables.experience_table(found, folder))
+    for name, best in found.items():
+        if best is None:
+            continue
+        for line in tables.experience_lines(best, config):
+            OUT.print(line, highlight=False)
+        if lrs := lr_advice.next_lrs(best):
+            _print_sweep(f"{name}: run next", experiment, best.config, lrs)
+    return found
+
+
+def _suggest(experiment: "Experiment", name: str, rounds: int, found: "Estimates") -> None:
+    """Print a grid of γ to run, where there are no experiments."""
+    from fedmom.algorithms import named as algorithms
+    from fedmom.theory.lr_advice import first_grid
+
+    config, beta = experiment.config, algorithms.default_of(name, "momentum")
+    if config.algorithm == name:
+        beta = config.momentum
+    update = {"algorithm": name, "rounds": rounds, "momentum": beta}
+    smoothness = found.smoothness.value
+    why = f"around 2/L = {2 / smoothness:.2g}, where SGD stops being stable"
+    if beta:
+        why = f"{1 - beta:.2g} of fedavg's, as updates add up to {1 / (1 - beta):.3g} of one"
+    lrs = first_grid(smoothness, beta or 0.0)
+    title = f"{name}: no runs to go by. Run these γ ({why})"
+    _print_sweep(title, experiment, config.model_copy(update=update), lrs)
+
+
+def _print_sweep(why: str, experiment: "Experiment", config: RunConfig, lrs: list[float]) -> None:
+    from fedmom.theory.lr_advice import sweep_command
+
+    out = free_folder(f"lr-{config.algorithm}").as_posix()
+    command = sweep_command(config, experiment.data.clients, lrs, out)
+    OUT.print(f"{why}:\n  {command}", highlight=False, markup=False)
+
+
+def _prove(
+    experiment: "Experiment", found: "Estimates", rounds: int, short_run: int, out: Path
+) -> None:
+    """Print and draw what the theorems guarantee."""
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory.lr_advice import bound_figure, measured_gradients
+    from fedmom.theory.lr_check import setting_of
+    from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
+
+    constants, setting = found.constants(), setting_of(experiment)
+    momentum = experiment.config.algorithm == "fedmom"
+    theorem = CORRECTED_FEDMOM if momentum else CORRECTED_FEDAVG
+    proven, _ = theorem.best(constants, setting, rounds)
+    with bars(OUT) as bar:
+        lines = measured_gradients(experiment, proven, short_run, bar)
+    OUT.print(tables.proven_table(constants, setting, rounds))
+    OUT.print(tables.bounds_table(constants, setting, rounds, None))
+    OUT.print(tables.estimates_table(experiment, found))
+    _draw(bound_figure(experiment, constants, setting, proven, lines), out, note=False)
+
+
+def _general_momentum(beta: float, out: Path) -> None:
+    """Print and draw the map of random populations."""
+    from fedmom.cli import theory_tables as tables
+    from fedmom.theory.momentum_map import PANELS, PER_ROUND, figure, general_maps
+
+    with bars(OUT) as bar:
+        task = bar.add_task("map", total=len(PANELS) * len(PER_ROUND))
+        found = general_maps(beta, tick=lambda: bar.advance(task))
+    OUT.print(tables.general_map_table(found, beta))
+    panels = [
+        (f"condition {condition:,}, spread {spread}", map_) for condition, spread, map_ in found
+    ]
+    _draw(figure(panels), out)
+
+
+def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path | None) -> None:
+    """Print the prediction for a task, and draw its map if there is a folder for it."""
+    from fedmom.cli import theory_tables as tables
+    from fedmom.experiments import build
+    from fedmom.theory.momentum_map import PER_ROUND, figure
+    from fedmom.theory.momentum_prediction import map_of_task, predict, ticks
+
+    budget = SpectrumBudget(clients=options.pop("clients"))
+    short_run, short_lr, lowest = (
+        options.pop(name) for name in ("short_run", "short_lr", "lowest_loss")
+    )
+    given = {kebab(n): v for n, v in options.items() if v is not None}
+    experiment = build.prepare(settings.parse({**given, "data": data, "algorithm": "fedavg"}))
+    with bars(OUT) as bar:
+        task = bar.add_task("short run and spectra", total=ticks(short_run, budget))
+        found = predict(
+            experiment,
+            short_run=short_run,
+            lr=short_lr,
+            momentum=beta,
+            lowest_loss=lowest,
+            budget=budget,
+            tick=lambda: bar.advance(task),
+        )
+    OUT.print(tables.measured_table(experiment, found))
+    OUT.print(tables.MEASURED)
+    OUT.print(tables.prediction_table(experiment, found))
+    OUT.print(tables.LOCAL_PREDICTION)
+    if out is None:
+        return
+    config = experiment.config
+    with bars(OUT) as bar:
+        task = bar.add_task("map", total=len(PER_ROUND) + 1)
+        drawn, place = map_of_task(
+            found[-1].matched, config.rounds, momentum=beta, tick=lambda: bar.advance(task)
+        )
+    name = f"{config.model} on {experiment.data.name}, {config.weighting} weights"
+    _draw(figure([(name, drawn)], task=place), out)
+
+
+def _draw(figure: "Figure", out: Path, *, note: bool = True) -> None:
+    """Print a figure's note, save it, and print where it is."""
+    from fedmom.reports import drawing
+
+    if note:
+        OUT.print(figure.note)
+    for path in drawing.save(figure, out):
+        OUT.print(f"Figure: {path}")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from fedmom.cli.options import FOLDER
 from fedmom.cli.output import OUT
-from fedmom.cli.paths import FOLDER
 from fedmom.core.errors import FedMomError
 
 RUN = click.argument("run", type=FOLDER)
@@ -69,7 +69,7 @@ def _check_file(path: Path) -> None:
         raise FedMomError(f"--out {path} is a folder. Name a file in it, such as predictions.csv.")
     if not path.parent.is_dir():
         raise FedMomError(
-            f"--out {path}: there is no folder {path.parent}. Make it, or choose one."
+            f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
 
 
@@ -104,20 +104,8 @@ def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -
     \b
     fedmom sample runs/bard --prompt "To be" --length 400
     """
-    from fedmom.api.prediction import write
-
-    trained = _opened(run)
-    OUT.print(
-        write(
-            trained.experiment,
-            trained.params,
-            prompt,
-            length,
-            temperature=temperature,
-            seed=seed,
-        ),
-        highlight=False,
-    )
+    text = _opened(run).sample(prompt, length=length, temperature=temperature, seed=seed)
+    OUT.print(text, highlight=False)
 
 
 @click.command()
@@ -140,9 +128,8 @@ def export(run: Path, out: Path | None, onnx: bool, batch: int) -> None:
     fedmom export runs/first --out first-model
     fedmom export runs/first --onnx --batch 32 --out first-onnx
     """
-    from fedmom.api.export import export as write
-
-    for file in write(_opened(run), out or run / "export", batch if onnx else None):
+    made = _opened(run).export(out, onnx_batch=batch if onnx else None)
+    for file in sorted(made.iterdir()):
         OUT.print(f"File: {file}")
 
 

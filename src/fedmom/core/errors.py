@@ -1,4 +1,4 @@
-"""The exceptions that a user's mistake or a run's fate can raise."""
+"""Exceptions raised by FedMom."""
 
 
 class FedMomError(ValueError):
@@ -14,7 +14,7 @@ class FedMomError(ValueError):
 
 
 class DivergedError(FedMomError):
-    """Training left the finite numbers. A run folder notes it in ``stopped.json``.
+    """Training diverged: a value is NaN or infinite. A run folder records it in ``stopped.json``.
 
     Examples:
         >>> try:
@@ -26,7 +26,7 @@ class DivergedError(FedMomError):
 
 
 class ServerDivergedError(DivergedError):
-    """The server's step left the finite numbers, from replies that were finite.
+    """The server's step diverged, although all replies were finite.
 
     Args:
         round_: The round, counted from 0.
@@ -42,7 +42,7 @@ class ServerDivergedError(DivergedError):
         with_ = f", with {cause}," if cause else ""
         super().__init__(
             f"Round {round_ + 1}: the server's step{with_} made a model or server state that is not"
-            " finite, or too large to be squared. The model before it is kept. Take a smaller"
+            " finite, or too large to be squared. The model before it is kept. Use a smaller"
             " --server-lr or --lr."
         )
 

@@ -105,7 +105,7 @@ def user_path(text: str, what: str) -> Path:
         what: Where, such as "--data", for the message.
     """
     if "\0" in text:
-        raise FedMomError(f"{what} {text!r} is no path: it has a character 0.")
+        raise FedMomError(f"{what} {text!r} is not a path: it contains a null character.")
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -149,7 +149,7 @@ def free_folder(name: str) -> Path:
 def removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
     """Remove a new folder if its run fails before it began: the same name can be given again.
 
-    Not at Ctrl-C, after which the user is told to go on with it.
+    Not at Ctrl-C, after which the user is told how to resume it.
     """
     try:
         yield

@@ -170,7 +170,7 @@ def _jax_array() -> Any:
 
 
 def _is_installed(value: Any) -> bool:
-    """Tell whether a function or class comes from an installed package and has a name there."""
+    """Return whether a function or class comes from an installed package and has a name there."""
     if importable(value) is None:
         return False
     module = sys.modules.get(getattr(value, "__module__", ""))

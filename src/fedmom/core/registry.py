@@ -20,8 +20,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar, get_type_hints
 
-from fedmom.core.bounds import check_number
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import check_number
 
 T = TypeVar("T")
 _BROKEN = (ImportError, AttributeError, SyntaxError)  # what a row of another package may raise
@@ -62,7 +62,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def register(self, name: str, function: Callable[..., Any]) -> None:
         """Add a row for this process."""
         if name in self and self[name] is not function:
-            raise FedMomError(f"The {self.what} {name!r} is there already. Choose another name.")
+            raise FedMomError(f"The {self.what} {name!r} already exists. Choose another name.")
         self._rows[name] = function
 
     def adopt(self, name: str, digits: str, function: Callable[..., Any]) -> str:
@@ -113,7 +113,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return name in self._rows
 
     def check(self, spec: str) -> str:
-        """Return the name in a spec, or raise a sentence that says which names there are."""
+        """Return the name in a spec, or raise an error that lists the known names."""
         name, _ = split(spec)
         return pick_name(self, name, self.what)
 
@@ -143,7 +143,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return self.call(spec, *args, **{k: v for k, v in defaults.items() if k in known} | given)
 
     def call(self, spec: str, *args: Any, **values: Any) -> Any:
-        """Call the function that a spec names; a user's own is not trusted to work."""
+        """Call the function that a spec names; an error in a user's function is reported."""
         function = self.find(spec)
         if not spec.startswith("@"):
             return function(*args, **values)
@@ -185,8 +185,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         for point in _entry_points().select(group=f"fedmom.{self.what}s"):
             if point.name in self._rows or point.name in found:
                 raise FedMomError(
-                    f"{point.value} is registered as the {self.what} {point.name!r}, which there"
-                    " is already. Rename the entry point."
+                    f"{point.value} is registered as the {self.what} {point.name!r}, which already"
+                    " exists. Rename the entry point."
                 )
             found[point.name] = point.value
         self._rows |= found
@@ -194,7 +194,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
 
 
 def is_object(spec: str) -> bool:
-    """Tell whether a spec names an object that was given from Python.
+    """Return whether a spec names an object that was given from Python.
 
     Examples:
         >>> is_object("box@5f3a9c01"), is_object("@shapes.box"), is_object("box")
@@ -207,7 +207,7 @@ def _imported(name: str) -> Callable[..., Any]:
     """Return the function that ``@module.function`` names, also from the working folder."""
     module, _, function = name[1:].rpartition(".")
     if not module:
-        raise FedMomError(f"{name} names no function. Write @module.function.")
+        raise FedMomError(f"{name} does not name a function. Write @module.function.")
     sys.path.append(str(Path.cwd()))  # last: what is installed goes first
     try:
         found = getattr(importlib.import_module(module), function)
@@ -216,7 +216,7 @@ def _imported(name: str) -> Callable[..., Any]:
     finally:
         sys.path.pop()
     if not callable(found):
-        raise FedMomError(f"{name} is no function. Give the name of a function that returns it.")
+        raise FedMomError(f"{name} is not a function. Give the name of a function that returns it.")
     return found
 
 
@@ -233,7 +233,7 @@ def _entry_points() -> Any:
 
 
 def pick_name(table: Mapping[str, Any], name: str, what: str) -> str:
-    """Return ``name`` if the table has it, or raise a sentence that names what the table has."""
+    """Return ``name`` if the table has it, or raise an error that lists what the table has."""
     if name in table:
         return name
     if is_object(name):
@@ -247,7 +247,7 @@ def pick_name(table: Mapping[str, Any], name: str, what: str) -> str:
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:
-    """Return ``table[name]``, or raise a sentence that names what the table has."""
+    """Return ``table[name]``, or raise an error that lists what the table has."""
     return table[pick_name(table, name, what)]
 
 
@@ -314,8 +314,9 @@ def _value(what: str, text: str, hint: Any) -> Any:
 
 def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """Return the types of a function's options: as annotated, else those of their defaults."""
+    made_by = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     try:
-        hints = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(made_by, include_extras=True)
     except NameError:  # of a name that only type checkers import
         hints = {}
     return {
@@ -349,11 +350,20 @@ def _read(row: str) -> tuple[dict[str, str], str]:
     origin = (found.origin if found else None) or ""
     source = Path(origin).read_text(encoding="utf-8") if origin.endswith(".py") else ""
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            arguments = _constructor(node).args
+            pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
             given = {a.arg: "..." if d is None else _literal(d) for a, d in pairs}
             return given, (ast.get_docstring(node) or "").partition("\n")[0]
     return _inspected(getattr(importlib.import_module(module), name))
+
+
+def _constructor(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef:
+    """Return the function itself, or the ``__init__`` of a class."""
+    if isinstance(node, ast.FunctionDef):
+        return node
+    inside = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    return next(inside)
 
 
 def _literal(node: ast.expr) -> str:

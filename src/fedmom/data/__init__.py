@@ -6,8 +6,8 @@ when one of them is asked for.
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core import registry
@@ -28,47 +28,35 @@ DATASETS = Registry(
     returns="fedmom.data.federated:FederatedData",
 )
 
-# What a path may be: the functions that recognise it and that read it. The first that fits is
-# taken.
+# What a path may be: a module, and its functions that recognise the path and that read it. The
+# first that fits is used.
 FORMATS = {
-    "a packed store (fedmom data prepare)": (
-        "fedmom.data.store:is_store",
-        "fedmom.data.store:open_store",
+    "a packed store (fedmom data prepare)": ("store.reader", "is_store", "open_store"),
+    "a LEAF folder with train/ and test/": ("sources.leaf", "is_leaf", "load_leaf"),
+    "an .npz file of x, y and optionally user, users, is_test": (
+        "sources.arrays",
+        "is_npz",
+        "load_npz",
     ),
-    "a LEAF folder with train/ and test/": (
-        "fedmom.data.sources.leaf:is_leaf",
-        "fedmom.data.sources.leaf:load_leaf",
-    ),
-    "an .npz file of x, y and, if you like, user, users, is_test": (
-        "fedmom.data.sources.arrays:is_npz",
-        "fedmom.data.sources.arrays:load_npz",
-    ),
-    "MNIST's idx files, or their folder": (
-        "fedmom.data.sources.mnist:is_idx",
-        "fedmom.data.sources.mnist:load_idx",
-    ),
+    "MNIST's idx files, or their folder": ("sources.mnist", "is_idx", "load_idx"),
     "a Gutenberg text of Shakespeare's works": (
-        "fedmom.data.sources.gutenberg:is_gutenberg",
-        "fedmom.data.sources.gutenberg:load_gutenberg",
+        "sources.gutenberg",
+        "is_gutenberg",
+        "load_gutenberg",
     ),
-    "a CSV or Parquet file, with label=COLUMN": (
-        "fedmom.data.sources.table:is_table",
-        "fedmom.data.sources.table:load_table",
-    ),
+    "a CSV or Parquet file, with label=COLUMN": ("sources.table", "is_table", "load_table"),
     "a folder of client/class/image, or class/image with partition=": (
-        "fedmom.data.sources.image_folders:is_images",
-        "fedmom.data.sources.image_folders:load_images",
+        "sources.image_folders",
+        "is_images",
+        "load_images",
     ),
-    "a folder of client.txt, or client/any.txt": (
-        "fedmom.data.sources.texts:is_texts",
-        "fedmom.data.sources.texts:load_texts",
-    ),
+    "a folder of client.txt, or client/any.txt": ("sources.texts", "is_texts", "load_texts"),
 }
 
 
 def path_of(spec: str) -> tuple[Path, str] | None:
     """Return the path that a spec means, whole, and its options; None where it is a name."""
-    from fedmom.data.store import is_store
+    from fedmom.data.store.reader import is_store
 
     if spec.partition(":")[0] in DATASETS:
         return None
@@ -132,21 +120,22 @@ def _refuse_missing(name: str) -> None:
     if name == "femnist":
         raise FedMomError("femnist is not prepared yet. Fetch it: fedmom data prepare femnist.")
     if name == "devices":
-        raise FedMomError("The data of this run is on devices. Go on with: fedmom deploy run.")
+        raise FedMomError("The data of this run is on devices. Use fedmom deploy run.")
     if len(path.parts) > 1 or path.suffix:
         raise FedMomError(f"There is no {path}. Give --data an existing path or a dataset's name.")
 
 
 def _from_path(path: Path, options: str) -> "FederatedData":
-    from fedmom.data.cache import check_regular
+    from fedmom.data.source_files import check_regular
 
     check_regular(path, path.stat().st_mode)
-    for fits, read in FORMATS.values():
-        if resolve_name(fits)(path):
-            function = resolve_name(read)
+    for module, fits, read in FORMATS.values():
+        source = import_module(f"fedmom.data.{module}")
+        if getattr(source, fits)(path):
+            function = getattr(source, read)
             data: FederatedData = function(path, **_options(function, path, options))
             return data
-    raise FedMomError(f"{path} is no dataset that is read here. It may be {', '.join(FORMATS)}.")
+    raise FedMomError(f"{path} is not a known dataset. It may be {', '.join(FORMATS)}.")
 
 
 def _options(function: Callable[..., Any], path: Path, text: str) -> dict[str, Any]:

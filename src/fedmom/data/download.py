@@ -1,6 +1,6 @@
 """Fetching a file over HTTP: resumed where it was cut, checked, and given its name when whole.
 
-What has arrived lies in ``<target>.part``. Beside it ``<target>.part.json`` remembers the URL,
+What has arrived is in ``<target>.part``. Next to it ``<target>.part.json`` records the URL,
 the server's name for this version of the file (its ETag or time of change) and its length. The
 rest is asked for only of that same version, so two versions are never glued together.
 """
@@ -176,7 +176,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise FedMomError(
                 f"{req.full_url} could not be fetched: the server redirects to {newurl}, which is"
-                " not https: whoever is on the way could change the file. Fetch it by hand from a"
+                " not https: anyone on the way could change the file. Fetch it by hand from a"
                 " place you trust."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -199,7 +199,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _goes_on(response: Any, known: _Version | None, now: _Version, have: int) -> bool:
-    """Tell whether a partial answer is the rest of the very file the part is of."""
+    """Return whether a partial answer is the rest of the very file the part is of."""
     return (
         known is not None
         and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
@@ -256,25 +256,25 @@ def _by_hand(part: _Part) -> str:
 
 
 def _check_present(target: Path, checksums: Mapping[str, str]) -> None:
-    for algorithm, expected in checksums.items():
-        actual = checksum(target, algorithm)
-        if actual != expected:
-            raise FedMomError(
-                f"{target} is there, but its {algorithm} is {actual}, not {expected}."
-                " Remove it, and it will be fetched again."
-            )
+    if wrong := _mismatch(target, checksums):
+        raise FedMomError(f"{target} exists, but {wrong}. Remove it, and it will be fetched again.")
 
 
 def _check_fetched(url: str, part: _Part, checksums: Mapping[str, str]) -> None:
+    if wrong := _mismatch(part.path, checksums):
+        part.drop()
+        raise FedMomError(
+            f"The file from {url} was removed: {wrong}. Try again; if it happens again, the file"
+            " on the server is not the expected one."
+        )
+
+
+def _mismatch(path: Path, checksums: Mapping[str, str]) -> str | None:
+    """Say which checksum is wrong, if one is."""
     for algorithm, expected in checksums.items():
-        actual = checksum(part.path, algorithm)
-        if actual != expected:
-            part.drop()
-            raise FedMomError(
-                f"What came from {url} has the {algorithm} {actual}, not {expected}, and was"
-                " removed. Try again; if it happens again, the file on the server is another"
-                " one than expected."
-            )
+        if (actual := checksum(path, algorithm)) != expected:
+            return f"its {algorithm} is {actual}, not {expected}"
+    return None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ positions leads to them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 
 ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped files do
-
-
 Task = Literal["classes", "regression", "multilabel", "sequence"]
 _LABELS: dict[Task, str] = {  # what ``Features.classes`` counts
     "classes": "classes",
@@ -61,6 +59,15 @@ class Split(NamedTuple):
 
     start: NDArray[np.int64]
     size: NDArray[np.int64]
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return all positions, client after client."""
+        first = np.cumsum(self.size) - self.size
+        return np.arange(self.size.sum()) + np.repeat(self.start - first, self.size)
+
+    def of(self, clients: NDArray[np.int64]) -> "Split":
+        """Return where the samples of some clients lie."""
+        return Split(self.start[clients], self.size[clients])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,6 +151,13 @@ classes>
             Where each client's samples of the split are.
         """
         return self.train if name == "train" else self.test
+
+
+def capacity(arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> int:
+    """Return how many samples of a shape arrays can hold."""
+    if "at" in arrays:
+        return len(arrays["at"])
+    return max(0, len(arrays["text"]) - shape[0]) if "text" in arrays else len(arrays["y"])
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:

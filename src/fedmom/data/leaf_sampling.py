@@ -48,7 +48,7 @@ def prepare(
         if t == "user":
             raise FedMomError(
                 "-t user cannot split text after -s iid: windows of training users would overlap"
-                " windows of test users. Take -t sample, or -s niid."
+                " windows of test users. Use -t sample or -s niid."
             )
         data, t = split(data, t, train_fraction, spltseed), None
     if s == "iid":
@@ -89,7 +89,7 @@ def sample_iid(
         raise FedMomError(f"--iu {user_fraction} must be above 0 and at most 1.")
     _refuse_split_users(data)
     users = max(1, round(user_fraction * data.clients))
-    pool = np.concatenate([positions_of(data.train), positions_of(data.test)])
+    pool = np.concatenate([data.train.positions(), data.test.positions()])
     wanted = _wanted(data, fraction, pool.size)
     rng = np.random.default_rng(seed)
     drawn = rng.permutation(pool.size)[:wanted]
@@ -101,7 +101,7 @@ def sample_iid(
     if (counts := int((~is_test).sum())) < users:
         raise FedMomError(
             f"--sf {fraction} draws {counts} training samples of {data.name}, too few for"
-            f" {users} users. Take a larger --sf or a smaller --iu."
+            f" {users} users. Use a larger --sf or a smaller --iu."
         )
     return arranged(data, [str(u) for u in range(users)], pool[drawn], owner, is_test)
 
@@ -112,7 +112,7 @@ def keep(data: FederatedData, minimum: int) -> FederatedData:
     LEAF's code also drops a user with exactly that many.
     """
     if minimum < 0:
-        raise FedMomError(f"-k {minimum} must be 0 or more.")
+        raise FedMomError(f"-k {minimum} must be at least 0.")
     sizes = sample_counts(data)
     kept = np.flatnonzero(sizes >= minimum)
     if not kept.size:
@@ -156,7 +156,7 @@ def _split_users(data: FederatedData, train_fraction: float, seed: int) -> Feder
     if not chosen:
         raise FedMomError(
             f"--tf {train_fraction} leaves no training user of the {data.clients} of"
-            f" {data.name}. Take a larger --tf or more users."
+            f" {data.name}. Use a larger --tf or more users."
         )
     if data.features.kind == "text":
         whole, arrays = Split(data.train.start, sample_counts(data)), data.arrays
@@ -171,8 +171,8 @@ def _split_users(data: FederatedData, train_fraction: float, seed: int) -> Feder
         users=[data.users[i] for i in train],
         test_users=[data.users[i] for i in test],
         arrays=arrays,
-        train=_rows(whole, train),
-        test=_rows(whole, test),
+        train=whole.of(train),
+        test=whole.of(test),
     )
 
 
@@ -211,7 +211,7 @@ def _large_enough(
     if not kept.size:
         raise FedMomError(
             f"--tf {train_fraction} leaves no user of {data.name} a test sample: the largest has"
-            f" {sample_counts(data).max()} samples in all. Take a smaller --tf or larger users."
+            f" {sample_counts(data).max()} samples in all. Use a smaller --tf or larger users."
         )
     return kept
 
@@ -225,7 +225,7 @@ def sample_counts(data: FederatedData) -> NDArray[np.int64]:
 
 
 def _is_whole_text(data: FederatedData) -> bool:
-    """Tell whether each user's windows are those of one text, with LEAF's gap in it at most."""
+    """Return whether each user's windows are those of one text, with LEAF's gap in it at most."""
     if data.features.kind != "text" or "at" in data.arrays:
         return False
     gap = data.test.start - data.train.start - data.train.size
@@ -239,7 +239,7 @@ def _wanted(data: FederatedData, fraction: float, samples: int) -> int:
     if not wanted:
         raise FedMomError(
             f"--sf {fraction} of the {samples} samples of {data.name} is less than one sample."
-            " Take a larger --sf."
+            " Use a larger --sf."
         )
     return wanted
 
@@ -277,19 +277,9 @@ def _only(data: FederatedData, kept: NDArray[np.int64]) -> FederatedData:
     return replace(
         data,
         users=[data.users[i] for i in kept],
-        train=_rows(data.train, kept),
-        test=_rows(data.test, kept),
+        train=data.train.of(kept),
+        test=data.test.of(kept),
     )
-
-
-def _rows(part: Split, kept: NDArray[np.int64]) -> Split:
-    return Split(part.start[kept], part.size[kept])
-
-
-def positions_of(part: Split) -> NDArray[np.int64]:
-    """Return all positions of a split, client after client."""
-    first = np.cumsum(part.size) - part.size
-    return np.arange(part.size.sum()) + np.repeat(part.start - first, part.size)
 
 
 def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -297,7 +287,7 @@ def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     users = np.arange(data.clients)
     owner = np.concatenate([np.repeat(users, p.size) for p in (data.train, data.test)])
     order = np.argsort(owner, kind="stable")
-    return np.concatenate([positions_of(data.train), positions_of(data.test)])[order], owner[order]
+    return np.concatenate([data.train.positions(), data.test.positions()])[order], owner[order]
 
 
 def arranged(
@@ -342,4 +332,4 @@ def _check_flags(
     if tf is not None and t is None:
         raise FedMomError(f"--tf {tf} needs -t sample or -t user: without -t the split is kept.")
     if min(smplseed, spltseed) < 0:
-        raise FedMomError(f"--smplseed {smplseed} and --spltseed {spltseed} must be 0 or more.")
+        raise FedMomError(f"--smplseed {smplseed} and --spltseed {spltseed} must be at least 0.")

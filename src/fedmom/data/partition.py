@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
 from fedmom.data.federated import FederatedData
-from fedmom.data.leaf_sampling import arranged, positions_of
+from fedmom.data.leaf_sampling import arranged
 
 
 def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> NDArray[np.int64]:
@@ -32,7 +32,7 @@ def dirichlet(
     small alpha gives clients of one label, a large one gives IID clients. All clients are of
     one size, up to one row, so that none is empty and only labels are skewed. Rows are drawn
     without replacement; once a label is used up, q_k is renormalised over those left, so the
-    clients filled last take what there is.
+    clients filled last get what is left.
     """
     values = _rows("dirichlet", labels, clients)
     if not (math.isfinite(alpha) and alpha > 0):
@@ -43,7 +43,7 @@ def dirichlet(
     for k, size in enumerate(_even(values.size, clients)):
         counts[k] = _drawn(int(size), mixes[k], left, rng)
         left = left - counts[k]
-    # Rows in an order by label, shuffled within it: each client takes its next so many.
+    # Rows in an order by label, shuffled within it: each client takes the next of them.
     order = rng.permutation(values.size)
     order = order[np.argsort(label[order], kind="stable")]
     owners = [np.repeat(np.arange(clients), column) for column in counts.T]
@@ -62,13 +62,13 @@ def shards(
     one label are shuffled first, so that a shard does not depend on their order in a file.
     """
     if per_client < 1:
-        raise FedMomError(f"shards: per_client={per_client} must be 1 or more.")
+        raise FedMomError(f"shards: per_client={per_client} must be at least 1.")
     values = _rows("shards", labels, clients)
     pieces = clients * per_client
     if pieces > values.size:
         raise FedMomError(
             f"shards: clients={clients} times per_client={per_client} makes {pieces} shards of"
-            f" {values.size} rows. Take fewer clients or fewer shards for each."
+            f" {values.size} rows. Use fewer clients or fewer shards for each."
         )
     order = rng.permutation(values.size)
     order = order[np.argsort(values[order], kind="stable")]
@@ -109,7 +109,7 @@ BY_CLASS = ("dirichlet", "shards")
 def partition(spec: str, labels: ArrayLike, seed: int = 0) -> NDArray[np.int64]:
     """Return the client of every row by a spec such as ``shards:clients=100,per_client=2``."""
     if seed < 0:
-        raise FedMomError(f"The partition's seed {seed} must be 0 or more.")
+        raise FedMomError(f"The partition's seed {seed} must be at least 0.")
     clients: NDArray[np.int64] = PARTITIONS.build(spec, labels, np.random.default_rng(seed))
     return clients
 
@@ -125,15 +125,19 @@ def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
     if data.features.kind == "text":
         raise FedMomError(
             f"{data.name} is text, whose windows overlap, so its rows cannot be dealt by label."
-            " Take -s iid to pool and deal it."
+            " Use -s iid to pool and deal it."
         )
-    parts = [positions_of(part) for part in (data.train, data.test)]
+    parts = [part.positions() for part in (data.train, data.test)]
     positions = np.concatenate(parts)
     is_test = np.repeat([False, True], [len(part) for part in parts])
     labels = _labels(data, positions) if data.features.task == "classes" else None
     owner = dealt(spec, labels, is_test, seed)
-    users = [f"client{k}" for k in range(int(owner.max()) + 1)]
-    return arranged(data, users, positions, owner, is_test)
+    return arranged(data, client_names(owner), positions, owner, is_test)
+
+
+def client_names(owner: NDArray[np.int64]) -> list[str]:
+    """Return the names of clients that a partition has made."""
+    return [f"client{k}" for k in range(int(owner.max()) + 1)]
 
 
 def dealt(
@@ -151,8 +155,8 @@ def dealt(
         name = PARTITIONS.check(spec)
         if name in BY_CLASS:
             raise FedMomError(
-                f"partition={name} deals rows by their class, and these labels are no classes."
-                " Take iid or quantity."
+                f"partition={name} deals rows by their class, and these labels are not classes."
+                " Use iid or quantity."
             )
         labels = np.zeros(len(is_test), np.int64)
     out = np.empty(len(is_test), np.int64)

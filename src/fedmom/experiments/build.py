@@ -1,16 +1,17 @@
 """Settings -> the parts of an experiment: checked against each other, with nothing left open."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fedmom import data as datasets
 from fedmom import models
-from fedmom.algorithms import build as algorithms
+from fedmom.algorithms import named as algorithms
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Algorithm
-from fedmom.algorithms.client import LocalWork, full_gradient
-from fedmom.core.bounds import MOST
+from fedmom.algorithms.local_work import LocalWork
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.registry import options
 from fedmom.core.types import Schedule
@@ -18,16 +19,18 @@ from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import limits
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
 from fedmom.experiments.step_sizes import default_lr
-from fedmom.models import adapters, checks
+from fedmom.models import adapters, base
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
-from fedmom.runtimes.base import Runtime, Workload
+from fedmom.runtimes.base import Runtime
 from fedmom.training import PACES, SAMPLERS, diagnostics, loop
+from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.loop import Record, State
 from fedmom.training.pace import Pace
+from fedmom.training.samplers import Sampler
 
 DEFAULT_MODEL = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
-# What a step on the gradient of all of a client's data has no use for.
+# Settings of the local work, which some algorithms bring along.
 LOCAL_WORK = ("local_steps", "local_epochs", "batch_size", "batches", "solver", "prox")
 
 
@@ -36,23 +39,28 @@ class Experiment:
     """Settings with nothing left open, and the objects they stand for."""
 
     config: RunConfig
-    data: FederatedData
-    model: Model
-    algorithm: Algorithm
-    work: LocalWork
+    workload: Workload
     pace: Pace
     notes: tuple[str, ...]  # what the user should know before the run
 
-    def start(self) -> State:
-        """Return the state before the first round."""
-        return loop.start(self.model, self.algorithm, self.config.seed)
+    @property
+    def data(self) -> FederatedData:
+        """The population."""
+        return self.workload.data
 
     @property
-    def takes_sums(self) -> bool:
-        """Whether updates may come added up: no reply is looked at, or waited for, by itself."""
-        waits_for_all = self.pace.keeps_late or not self.pace.enough(MOST)
-        is_patient = self.pace.timeout is None
-        return waits_for_all and is_patient and self.config.diagnostics_every is None
+    def model(self) -> Model:
+        """The model."""
+        return self.workload.model
+
+    @property
+    def work(self) -> LocalWork:
+        """The local work."""
+        return self.workload.work
+
+    def start(self) -> State:
+        """Return the state before the first round."""
+        return loop.start(self.workload)
 
     def runtime(
         self, work: LocalWork | None = None, spec: str | None = None, **defaults: Any
@@ -60,48 +68,39 @@ class Experiment:
         """Return where the clients live.
 
         Args:
-            work: Other local work than the run's own.
+            work: Other local work than the run's.
             spec: Another runtime than that of the settings.
             **defaults: Options of the runtime, where the settings do not give them.
         """
-        workload = Workload(
-            self.data,
-            self.model,
-            work or self.work,
-            self.algorithm,
-            self.config.seed,
-            cohort=self.pace.rows,
-        )
-        spec = spec or self.config.runtime
-        if options(RUNTIMES.find(spec), spec).get("sums") and not self.takes_sums:
-            raise FedMomError(
-                f"runtime {spec}: this run looks at each reply, for its pace or its diagnostics, so"
-                " actors cannot add replies up. Leave sums out."
-            )
-        runtime: Runtime = RUNTIMES.build(spec, workload, **defaults)
+        workload = self.workload
+        if work is not None:
+            workload = replace(workload, algorithm=workload.algorithm._replace(work=work))
+        runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
         return runtime
 
+    def diagnostics(self) -> Diagnostics | None:
+        """Return the diagnostics of the run, if the settings ask for them."""
+        every = self.config.diagnostics_every
+        return None if every is None else Diagnostics(self.workload, every=every)
+
     def train(
-        self, state: State, runtime: Runtime, rounds: int | None = None, *, commit: bool = True
+        self, state: State, runtime: Runtime, rounds: int | None = None, **how: Any
     ) -> Iterator[tuple[State, Record]]:
         """Yield (state, record) after every round, until the run's last or another one.
 
         Args:
-            state: Where to go on from.
+            state: Where to resume from.
             runtime: Where the clients live.
             rounds: The last round, if it is not the run's.
-            commit: As in ``fedmom.train``: whether a round counts as soon as it is done.
+            **how: ``commit`` and ``watch``, as in ``fedmom.train``.
         """
         steps = loop.train(
-            state,
             runtime,
-            self.algorithm,
             pace=self.pace,
-            samples=self.data.train.size,
             rounds=self.config.rounds if rounds is None else rounds,
-            seed=self.config.seed,
+            state=state,
             bad_replies=self.config.bad_replies,
-            commit=commit,
+            **how,
         )
         try:
             yield from steps
@@ -123,11 +122,11 @@ class Loaded(dict[str, FederatedData]):
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what an algorithm has no use for, of settings that several share.
 
-    FedSGD has no local steps, and only some algorithms have momentum.
+    FedSGD brings its own local work, and only some algorithms have momentum.
     """
     spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
     foreign = set()
-    if algorithms.algorithm(spec).full_gradient:
+    if algorithms.own_work(spec) is not None:
         foreign |= {kebab(name) for name in LOCAL_WORK}
     if algorithms.default_of(spec, "momentum") is None:
         foreign |= {"momentum"}
@@ -146,34 +145,28 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     if config.clients_per_round > data.clients:
         raise FedMomError(
             f"clients-per-round {config.clients_per_round} is more than the {data.clients}"
-            f" clients of {data.name}. Take at most {data.clients}."
+            f" clients of {data.name}. Use at most {data.clients}."
         )
     config = _complete(config, data)
     integers = adapters.has_integers(data)
-    model, algorithm, work = parts(config, data.features, integers=integers)
+    model, algorithm = parts(config, data.features, integers=integers)
+    workload = Workload(data, model, algorithm, config.seed)
     if "@" in config.model:  # a user's own
-        checks.check(model, data.features, adapters.example(data))
-    limits.check(config, work, data)
-    draw = SAMPLERS.build(config.sampler, data.train.size)
-    pace: Pace = PACES.build(config.pace, draw, config.clients_per_round)
-    _check_together(config, algorithm, pace)
+        base.check(model, data.features, adapters.example(data))
+    limits.check(config, workload.work, data)
+    sampler = _sampler(config.sampler)
+    pace: Pace = PACES.build(config.pace, config.clients_per_round, sampler)
+    pace.ask(config.seed, 0, data.train.size, frozenset())  # before the run has a folder
+    _check_together(config, workload, pace)
     if config.diagnostics and config.diagnostics_every is None:
-        every = diagnostics.plan(work, data.train.size, config.rounds)
+        every = diagnostics.plan(workload.work, data.train.size, config.rounds)
         config = config.model_copy(update={"diagnostics_every": every})
-    return Experiment(
-        config=config,
-        data=data,
-        model=model,
-        algorithm=algorithm,
-        work=work,
-        pace=pace,
-        notes=tuple(_eta_notes(config, data.clients)),
-    )
+    return Experiment(config, workload, pace, tuple(_eta_notes(config, data.clients)))
 
 
 def parts(
     config: RunConfig, features: Features, *, integers: bool = False
-) -> tuple[Model, Algorithm, LocalWork]:
+) -> tuple[Model, Algorithm]:
     """Build what both ends of a run need, from settings with nothing left open.
 
     Args:
@@ -190,7 +183,20 @@ def parts(
         config.weighting,
     )
     model = models.build(config.model, features, integers=integers)
-    return model, algorithm, _work(config, algorithm)
+    work = algorithm.work
+    if work is None:
+        work = _work(config)
+    elif _takes_lr(config.algorithm):
+        work = replace(work, lr=schedules.parse(config.lr))
+    return model, algorithm._replace(work=work)
+
+
+def _sampler(spec: str) -> Sampler:
+    """Return the sampler of a spec such as ``weighted``, with its options."""
+    function = SAMPLERS.find(spec)
+    given = options(function, spec)
+    # A user's own, named by its module, is not trusted to work.
+    return partial(SAMPLERS.call, spec, **given) if spec[0] == "@" else partial(function, **given)
 
 
 def _check_algorithm(config: RunConfig) -> None:
@@ -198,22 +204,39 @@ def _check_algorithm(config: RunConfig) -> None:
     if config.momentum is not None and algorithms.default_of(config.algorithm, "momentum") is None:
         raise FedMomError(
             f"{config.algorithm} has no momentum; leave momentum {config.momentum} out,"
-            " or take fedmom or fedavgm."
+            " or use fedmom or fedavgm."
         )
     if config.server_lr != AUTO and not _has_rate(config.algorithm):
         raise FedMomError(
-            f"{config.algorithm} has a step size of its own; leave server-lr {config.server_lr}"
-            " out."
+            f"{config.algorithm} has its own learning rate; leave server-lr {config.server_lr} out."
         )
-    if algorithms.algorithm(config.algorithm).full_gradient:
-        for name in LOCAL_WORK:
-            plain = "all" if name == "batch_size" else RunConfig.model_fields[name].default
-            if name in config.model_fields_set and getattr(config, name) != plain:
+    work = algorithms.own_work(config.algorithm)
+    if work is not None:
+        fixed = _settings_of(work)
+        if _takes_lr(config.algorithm):  # FedSGD, whose one step is no setting
+            fixed = {name: RunConfig.model_fields[name].default for name in LOCAL_WORK}
+            fixed["batch_size"] = work.batch_size or "all"
+        for name, value in fixed.items():
+            if name in config.model_fields_set and getattr(config, name) not in (value, AUTO, None):
                 raise FedMomError(
-                    f"{config.algorithm} takes one step on the gradient of all of a client's data:"
-                    f" it has no use for {kebab(name)} {getattr(config, name)}. Leave it out, or"
-                    " take fedavg."
+                    f"{config.algorithm} brings its own local work: leave {kebab(name)}"
+                    f" {getattr(config, name)} out, or use fedavg."
                 )
+
+
+def _settings_of(work: LocalWork) -> dict[str, Any]:
+    """Return the settings that say what an algorithm's own work does, as far as they can."""
+    numbers = {"lr": work.lr, "local_steps": work.steps, "local_epochs": work.epochs}
+    plain: dict[str, Any] = {name: None if callable(n) else n for name, n in numbers.items()}
+    if callable(work.lr):
+        plain["lr"] = AUTO
+    more = {"batches": work.batches, "prox": work.prox, "batch_size": work.batch_size or "all"}
+    return plain | more | {"solver": RunConfig.model_fields["solver"].default}
+
+
+def _takes_lr(algorithm: str) -> bool:
+    """Whether an algorithm that brings its own local work takes γ from the settings."""
+    return algorithms.default_of(algorithm, "lr") is not None
 
 
 def _has_rate(algorithm: str) -> bool:
@@ -221,7 +244,7 @@ def _has_rate(algorithm: str) -> bool:
     return algorithms.default_of(algorithm, "learning_rate") is not None
 
 
-def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None:
+def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
     """Refuse parts that make no sense together."""
     if config.sampler.partition(":")[0] == "weighted" and config.weighting != "uniform":
         raise FedMomError(
@@ -229,14 +252,9 @@ def _check_together(config: RunConfig, algorithm: Algorithm, pace: Pace) -> None
             " weights would count samples twice. Add --weighting uniform."
         )
     options(RUNTIMES.find(config.runtime), config.runtime)  # before the run has a folder
-    rule = algorithm.rule
-    if pace.keeps_late and rule is not None and rule.needs == "each":
-        raise FedMomError(
-            f"aggregate {config.aggregate} counts every reply alike, but pace {config.pace} has"
-            " stale replies count less. Take --aggregate mean or --pace synchronous."
-        )
-    comparable = algorithm.client is None and not algorithm.stages and not pace.keeps_late
-    if config.diagnostics and not (comparable and rule is not None and rule.needs == "sum"):
+    method = workload.method
+    comparable = method.is_plain and not method.stages and not pace.keeps_late
+    if config.diagnostics and not (comparable and method.rule.needs == "sum"):
         raise FedMomError(
             "diagnostics compare the mean of plain updates with the gradient, in rounds that wait"
             f" for all clients; algorithm {config.algorithm} with aggregate {config.aggregate} and"
@@ -251,12 +269,15 @@ def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = DEFAULT_MODEL[data.features.kind]
-    if config.lr == AUTO:
+    work = algorithms.own_work(config.algorithm)
+    if work is not None and not _takes_lr(config.algorithm):
+        filled |= _settings_of(work)
+    elif config.lr == AUTO:
         filled["lr"] = default_lr(data.features.kind, config.algorithm)
     if config.server_lr == AUTO and _has_rate(config.algorithm):
         filled["server_lr"] = _auto_server_lr(config, data.clients)
-    if algorithms.algorithm(config.algorithm).full_gradient:
-        filled["batch_size"] = "all"
+    if work is not None:
+        filled["batch_size"] = work.batch_size or "all"
     elif config.local_steps is None and config.local_epochs is None:
         filled["local_steps"] = DEFAULT_STEPS
     return config.model_copy(update=filled)
@@ -270,12 +291,9 @@ def _auto_server_lr(config: RunConfig, clients: int) -> float:
     return clients / config.clients_per_round if config.weighting == "population" else 1.0
 
 
-def _work(config: RunConfig, algorithm: Algorithm) -> LocalWork:
-    lr = schedules.parse(config.lr)
-    if algorithm.full_gradient:
-        return full_gradient(lr)
+def _work(config: RunConfig) -> LocalWork:
     return LocalWork(
-        lr=lr,
+        lr=schedules.parse(config.lr),
         steps=None if config.local_steps is None else schedules.parse(config.local_steps),
         epochs=None if config.local_epochs is None else schedules.parse(config.local_epochs),
         batch_size=None if config.batch_size == "all" else int(config.batch_size),

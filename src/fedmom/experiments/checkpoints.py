@@ -1,6 +1,6 @@
 """Checkpoints: written whole, proven readable, and checked whole before a run goes on from one.
 
-round-00000012.safetensors    model, server state and the runtime's tensors, in one file, so
+round-00000012.safetensors    model, server's states and runtime's tensors, in one file, so
                               that a kill cannot part them
 checkpoint.json               the newest: its round, file, checksum, and lines of the logs
 previous.json                 the same of the one before, which is kept for the case that
@@ -147,10 +147,9 @@ def load(folder: Path, pointer: Pointer, template: Any) -> Checkpoint:
     expected = named_leaves(template)
     kept = {name: t for name, t in tensors.items() if not name.startswith(CLIENTS)}
     _check_form(path, kept, expected)
-    _, structure = jax.tree.flatten((template.params, template.server))
+    _, structure = jax.tree.flatten(tuple(template[1:]))
     whole = jax.tree.unflatten(structure, [kept[name] for name in expected])
-    params, server = jax.device_put(whole, jax.devices()[0])
-    state = template._replace(round=pointer.round, params=params, server=server)
+    state = type(template)(pointer.round, *jax.device_put(whole, jax.devices()[0]))
     return Checkpoint(state, clients)
 
 
@@ -187,11 +186,10 @@ def _form(tensor: NDArray[Any] | None) -> str:
 
 
 def named_leaves(state: Any) -> Tensors:
-    """Return the state's leaves by their path in the tree, in the tree's order."""
+    """Return the state's leaves, but for the round, by their path in the tree, in its order."""
     import jax
 
-    tree = (state.params, state.server)
     return {
         jax.tree_util.keystr(path): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(state[1:]))
     }

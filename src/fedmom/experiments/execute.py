@@ -1,73 +1,30 @@
-"""Running an experiment in its folder, or going on with one, until the last round."""
+"""Run an experiment in its folder, or resume it, until the last round."""
 
+import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.identity import label
-from fedmom.core.types import Params, Say
-from fedmom.experiments import logs, origin, recovery
+from fedmom.core.types import Say
+from fedmom.experiments import logs, provenance, recovery
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
+from fedmom.experiments.events import Event, Observer
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.recovery import FoundCheckpoint
 from fedmom.experiments.results import Result
+from fedmom.experiments.tensorboard import TensorBoard
 from fedmom.runtimes.base import Runtime, Snapshot
-from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
-SPLITS = 2  # rows of an evaluation: train and test
 ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a callback is told after a round, and once before the first one.
-
-    Args:
-        round: Rounds done.
-        record: The round, as it is logged; None before the first one.
-        evals: The evaluation after it, by split, such as ``event.evals["test"]["loss"]``; empty
-            if there was none.
-        params: The model's parameters.
-        path: The run's folder.
-
-    Examples:
-        >>> event = Event(0, None, {"test": {"loss": 2.3}}, params={}, path=Path("runs/first"))
-        >>> event.evals["test"]["loss"]
-        2.3
-    """
-
-    round: int
-    record: Record | None
-    evals: Mapping[str, Mapping[str, Any]]
-    params: Params
-    path: Path
-
-
-# Returns a reason (or True) to end the run here, else None.
-Callback = Callable[[Event], str | bool | None]
-
-
-class Watcher(Protocol):
-    """Whoever looks on: a progress bar, a plain log, TensorBoard."""
-
-    def begin(self, experiment: Experiment, round_: int) -> None:
-        """A run starts, or goes on after so many rounds."""
-
-    def round(self, record: Record) -> None:
-        """A round is done."""
-
-    def evaluated(self, rows: list[dict[str, Any]]) -> None:
-        """An evaluation is done."""
 
 
 def warn(text: str) -> None:
@@ -85,38 +42,38 @@ def _is_ours(names: Mapping[str, Any]) -> bool:
 def execute(
     folder: RunFolder,
     experiment: Experiment,
-    watchers: Sequence[Watcher] = (),
+    observers: Sequence[Observer] = (),
     *,
-    callbacks: Sequence[Callback] = (),
     accept_changes: bool = False,
     say: Say = warn,
     runtime: str | None = None,
     **runtime_options: Any,
 ) -> Result:
-    """Run, or go on, until the last round. Whatever ends it, all finished rounds are kept.
+    """Run, or resume, until the last round. Whatever ends it, all finished rounds are kept.
 
     Args:
         folder: Where settings, logs and checkpoints are.
         experiment: What to run.
-        watchers: Who is told of rounds and evaluations.
-        callbacks: Functions of an ``Event``, called after every round. One that returns a reason
-            ends the run there, as if Ctrl-C had been pressed: it can be resumed.
-        accept_changes: Go on where data or settings are not those that the run was started with.
+        observers: Functions of an ``Event``, called before the first round and after every round.
+            If one returns a reason, the run ends there and can be resumed.
+        accept_changes: Resume although data or settings are not those that the run was started
+            with.
         say: Told what the user should know, such as that a checkpoint is damaged.
         runtime: Another runtime than that of the settings, this time.
         **runtime_options: Options of the runtime, where the settings do not give them.
 
     Returns:
         The result. A run that diverged or was ended is a result, too: its ``stop`` and ``why``
-        say so.
+        say so, and its ``error`` is the one that ended it.
     """
-    clients = experiment.runtime(spec=runtime, **{"sums": experiment.takes_sums} | runtime_options)
-    try:
-        with folder.locked():
-            execution = _Execution(folder, experiment, watchers, clients, callbacks)
-            return execution.run(execution.begin(say, accept_changes=accept_changes))
-    finally:
-        clients.close()
+    clients = experiment.runtime(spec=runtime, **runtime_options)
+    with contextlib.ExitStack() as stack:
+        stack.callback(clients.close)
+        if experiment.config.tensorboard:
+            observers = [stack.enter_context(TensorBoard(folder.path)), *observers]
+        stack.enter_context(folder.locked())
+        execution = _Execution(folder, experiment, observers, clients)
+        return execution.run(execution.begin(say, accept_changes=accept_changes))
 
 
 class _Execution:
@@ -126,14 +83,12 @@ class _Execution:
         self,
         folder: RunFolder,
         experiment: Experiment,
-        watchers: Sequence[Watcher],
+        observers: Sequence[Observer],
         runtime: Runtime,
-        callbacks: Sequence[Callback] = (),
     ) -> None:
-        self._folder, self._experiment, self._watchers = folder, experiment, watchers
-        self._callbacks = callbacks
+        self._folder, self._experiment, self._observers = folder, experiment, observers
         self._runtime, self._config = runtime, experiment.config
-        self._diagnostics = _diagnostics(experiment, runtime)
+        self._diagnostics = experiment.diagnostics()
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
         self._is_long = False  # whether the rows of its rounds are left to the log
@@ -143,31 +98,32 @@ class _Execution:
 
     def run(self, done: State) -> Result:
         """Run from a state to the end."""
-        self._done, stop = done, ("", "")
+        self._done, stop, ended_by = done, ("", ""), None
         try:
-            stop = ("stopped", self._go_on())
+            stop = ("stopped", self._play())
         except (DivergedError, BadReplyError) as error:
             stop = ("diverged" if isinstance(error, DivergedError) else "stopped", str(error))
+            ended_by = error
         finally:
             if self._settled:
                 self._save(self._done)
         if self._done.round == self._config.rounds:
-            stop = ("", "")  # whatever a callback said of the last round
+            stop = ("", "")  # whatever an observer said of the last round
         else:
             self._folder.note_stop(*stop)
         versions, path = self._folder.versions(), self._folder.path
         rounds = logs.read(path / ROUNDS).rows if self._is_long else self._rounds
-        return Result(path, self._config, self._evals, rounds, versions, *stop)
+        return Result(path, self._config, self._evals, rounds, versions, *stop, error=ended_by)
 
-    def _go_on(self) -> str:
-        """Do the rounds that are left; return why a callback has ended them, if one has."""
+    def _play(self) -> str:
+        """Do the rounds that are left; return why an observer has ended them, if one has."""
         saved_at = time.monotonic()
-        watched: Runtime = self._diagnostics or self._runtime
-        for state, record in self._experiment.train(self._done, watched, commit=False):
+        how: dict[str, Any] = {"commit": False, "watch": self._diagnostics}
+        for state, record in self._experiment.train(self._done, self._runtime, **how):
             self._log(state, record)
             due = state.round % self._config.eval_every == 0
-            if due or state.round == self._config.rounds:
-                self._evaluate(state)
+            is_last = state.round == self._config.rounds
+            evals = self._evaluate(state) if due or is_last else []
             # From here on the round counts. Stopped before, the checkpoint is that of the round
             # before, of the clients as well as of the server.
             self._settled = False
@@ -176,63 +132,58 @@ class _Execution:
             if due or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
                 self._save(state)
                 saved_at = time.monotonic()
-            if why := self._asked_to_stop(state, record):
+            if why := self._tell(state, record, evals):
                 return why
         return ""
 
     def begin(self, say: Say, *, accept_changes: bool) -> State:
-        """Return the state to go on from: the checkpoint's, or a new one, evaluated and saved.
+        """Return the state to start from: the checkpoint's, or a new one, evaluated and saved.
 
         Whatever may refuse it comes first. Until then, nothing in the folder is touched.
         """
         path, data, fresh = self._folder.path, self._experiment.data, self._done
         if not recovery.has_checkpoint(path):
-            origin.record(path, self._config, data)
+            provenance.record(path, self._config, data)
             return self._begin_anew(fresh, say)
-        changes = origin.check(path, self._config, data, accept=accept_changes)
+        changes = provenance.check(path, self._config, data, accept=accept_changes)
         found = recovery.find(path, fresh, self._config.rounds)
         assert found is not None
         self._restore_runtime(found)
-        self._rounds, self._evals = self._folder.go_on(found, say)
+        self._rounds, self._evals = self._folder.cut_back(found, say)
         done = found.checkpoint.state
         if changes:
-            origin.accept(path, done.round, changes, self._config, data)
-        self._tell_begin(done)
+            provenance.accept(path, done.round, changes, self._config, data)
+        self._folder.forget_stop()
         self._saved = done.round
+        self._tell(done)  # a reason to stop does not count yet: a run has one round at least
         return done
 
-    def _asked_to_stop(self, state: State, record: Record | None) -> str:
-        """Call the callbacks; return why the first of them wants the run to end, if one does."""
-        if not self._callbacks:
-            return ""
-        rows = [row for row in self._evals[-SPLITS:] if row["round"] == state.round]
-        model = model_of(self._experiment.algorithm, state)
-        evals = {row["split"]: row for row in rows}
-        event = Event(state.round, record, evals, model, self._folder.path)
-        for callback in self._callbacks:
-            if reason := callback(event):
-                return reason if isinstance(reason, str) else f"{label(callback)} ended the run."
-        return ""
+    def _tell(
+        self, state: State, record: Record | None = None, evals: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Tell all observers; return why the first of them wants the run to end, if one does."""
+        event = Event(
+            state.round,
+            record,
+            {row["split"]: row for row in evals},
+            self._folder.path,
+            lambda: model_of(self._experiment.workload, state),
+        )
+        told = [(observer, observer(event)) for observer in self._observers]
+        return next((_reason(observer, answer) for observer, answer in told if answer), "")
 
     def _begin_anew(self, fresh: State, say: Say) -> State:
         self._folder.begin_anew(say)
-        self._tell_begin(fresh)
-        self._evaluate(fresh)
-        self._save(fresh)
-        self._asked_to_stop(fresh, None)  # told only: a run has one round at least
-        return fresh
-
-    def _tell_begin(self, state: State) -> None:
         self._folder.forget_stop()
-        for watcher in self._watchers:
-            watcher.begin(self._experiment, state.round)
+        evals = self._evaluate(fresh)
+        self._save(fresh)
+        self._tell(fresh, evals=evals)
+        return fresh
 
     def _restore_runtime(self, found: FoundCheckpoint) -> None:
         state, tensors = found.checkpoint
         try:
-            self._runtime.restore(
-                Snapshot(tensors), broadcast_of(self._experiment.algorithm, state)
-            )
+            self._runtime.restore(Snapshot(tensors), broadcast_of(self._experiment.workload, state))
         except (LookupError, TypeError, ValueError) as error:
             raise FedMomError(
                 f"{self._folder.path}: the client states of the checkpoint of round {state.round}"
@@ -249,21 +200,18 @@ class _Execution:
         else:
             self._rounds.append(row)
         self._folder.append(ROUNDS, [row])
-        for watcher in self._watchers:
-            watcher.round(record)
 
-    def _evaluate(self, state: State) -> None:
+    def _evaluate(self, state: State) -> list[dict[str, Any]]:
         samples = self._config.eval_samples
         budget = None if samples == "all" else int(samples)
-        model = model_of(self._experiment.algorithm, state)
+        model = model_of(self._experiment.workload, state)
         rows = [
             evaluate(self._runtime, model, split, budget).row(state.round, split)
             for split in self._runtime.splits
         ]
         self._evals += rows
         self._folder.append(EVALS, rows)
-        for watcher in self._watchers:
-            watcher.evaluated(rows)
+        return rows
 
     def _save(self, state: State) -> None:
         if state.round != self._saved:
@@ -271,17 +219,5 @@ class _Execution:
             self._saved = state.round
 
 
-def _diagnostics(experiment: Experiment, runtime: Runtime) -> Diagnostics | None:
-    """Return the diagnostics of the run, if they are asked for."""
-    config, rule = experiment.config, experiment.algorithm.rule
-    if config.diagnostics_every is None or rule is None:
-        return None
-    return Diagnostics(
-        runtime,
-        experiment.data,
-        experiment.model,
-        experiment.work,
-        every=config.diagnostics_every,
-        rule=rule,
-        seed=config.seed,
-    )
+def _reason(observer: Observer, answer: str | bool) -> str:
+    return answer if isinstance(answer, str) else f"{label(observer)} ended the run."

@@ -12,7 +12,7 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, parse_json, sync, write_atomic
 from fedmom.core.types import Say
-from fedmom.experiments import checkpoints, logs, origin, recovery, settings
+from fedmom.experiments import checkpoints, logs, provenance, recovery, settings
 from fedmom.experiments.checkpoints import Checkpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
 from fedmom.experiments.recovery import FoundCheckpoint
@@ -20,7 +20,7 @@ from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
 # All that a folder may have before its run has begun.
-UNTOUCHED = ("config.toml", "versions.json", origin.STARTED, ROUNDS, EVALS, ".lock")
+UNTOUCHED = ("config.toml", "versions.json", provenance.STARTED, ROUNDS, EVALS, ".lock")
 
 
 class RunFolder:
@@ -44,8 +44,8 @@ class RunFolder:
         """Refuse a place where a new run cannot be."""
         if (path / "config.toml").exists():
             raise FedMomError(
-                f"{path} already holds a run. Go on with it (fedmom resume {path}),"
-                " or choose another --out."
+                f"{path} already holds a run. Resume it (fedmom resume {path}), overwrite it"
+                " (--overwrite), or choose another --out."
             )
         if path.exists() and not path.is_dir():
             raise FedMomError(f"{path} is a file. Choose another --out.")
@@ -58,11 +58,11 @@ class RunFolder:
         return cls(path)
 
     def is_new(self) -> bool:
-        """Whether the run has not begun."""
+        """Return whether the run has not begun."""
         return not (self.path / "checkpoint").exists()
 
     def is_untouched(self) -> bool:
-        """Whether nothing has been computed in it: no checkpoint, no line in a log."""
+        """Return whether nothing has been computed: no checkpoint, no line in a log."""
         return self.is_new() and not any(f.stat().st_size for f in self.path.glob("*.jsonl"))
 
     def remove_untouched(self) -> None:
@@ -70,12 +70,17 @@ class RunFolder:
         if self.is_untouched():
             for name in UNTOUCHED:
                 (self.path / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it has files of somebody else's
+            with contextlib.suppress(OSError):  # it has other files
                 self.path.rmdir()
 
     def settings(self) -> RunConfig:
         """Return the run's settings."""
-        return settings.parse(settings.read(self.path / "config.toml"))
+        file = self.path / "config.toml"
+        values = settings.read(file)
+        try:
+            return settings.parse(values)
+        except FedMomError as error:
+            raise FedMomError(f"{file}: {error}") from None
 
     def append(self, name: str, rows: LogRows) -> None:
         """Add lines to a log."""
@@ -116,7 +121,7 @@ class RunFolder:
             return None
 
     def begin_anew(self, say: Say) -> None:
-        """Empty the logs of a run without a checkpoint; what they hold is kept beside them."""
+        """Empty the logs of a run without a checkpoint; a copy of them is kept."""
         had_rounds, _ = (logs.put_aside(self.path / name) for name in (ROUNDS, EVALS))
         if had_rounds:
             say(
@@ -125,7 +130,7 @@ class RunFolder:
             )
         self._evaluated = []
 
-    def go_on(self, found: FoundCheckpoint, say: Say) -> tuple[LogRows, LogRows]:
+    def cut_back(self, found: FoundCheckpoint, say: Say) -> tuple[LogRows, LogRows]:
         """Cut the logs back to a checkpoint; return what is left of rounds and evaluations."""
         rounds, evals = found.settle(say)
         self._evaluated = [row["round"] for row in evals]

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms import SCHEDULES, schedules
-from fedmom.algorithms.client import LocalWork
-from fedmom.core.bounds import MOST, check_memory
+from fedmom.algorithms.local_work import LocalWork
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import options, options_of
+from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import FederatedData
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
 

@@ -1,7 +1,7 @@
 """A run's logs: lines of JSON, read with care and never cut without a copy of what is cut.
 
-Only the last line may be torn, by a kill while it was written. A bad line elsewhere is somebody
-else's doing, and nothing is built on a log that has one.
+Only the last line may be torn, by a kill while it was written. A log with a bad line elsewhere was
+damaged afterwards, and is refused.
 """
 
 import json
@@ -33,7 +33,7 @@ class Log(NamedTuple):
     torn: bytes
 
     def up_to(self, round_: int) -> int:
-        """Return how many lines belong to so many rounds."""
+        """Return the number of lines up to a round."""
         return sum(row["round"] <= round_ for row in self.rows)
 
 
@@ -67,7 +67,7 @@ def read(path: Path) -> Log:
 
 
 def cut(path: Path, log: Log, keep: int) -> LogRows:
-    """Shorten a log to its first lines; what is cut is first added to a file beside it.
+    """Shorten a log to its first lines; what is cut is first added to a file next to it.
 
     Args:
         path: The log's file.
@@ -87,7 +87,7 @@ def cut(path: Path, log: Log, keep: int) -> LogRows:
 
 
 def put_aside(path: Path) -> bool:
-    """Begin a log anew; whether it held anything, which is first added to the file beside it."""
+    """Empty a log; return whether it held anything, which is first added to the file next to it."""
     content = path.read_bytes() if path.exists() else b""
     if content:
         append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
@@ -124,10 +124,10 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Tell whether a value is of the kind that a run writes under this name."""
+    """Return whether a value is of the kind that a run writes under this name."""
     if name == "round":
         return type(value) is int and 0 <= value < LARGEST
-    if name == "diagnostics":
+    if name in ("diagnostics", "metrics"):
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
     if name == LOWER_IS_BETTER:
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
@@ -145,7 +145,7 @@ def _is_number(value: Any) -> bool:
 
 def _bad(path: Path, number: int, what: str) -> FedMomError:
     return FedMomError(
-        f"{path}, line {number} {what}. Mend the line, or put the file back from a copy."
+        f"{path}, line {number} {what}. Mend the line, or restore the file from a copy."
     )
 
 

@@ -1,7 +1,7 @@
-"""Where a run goes on from: the newest checkpoint that is whole, with logs that reach it.
+"""Where a run resumes: the newest checkpoint that is whole, with logs that reach it.
 
-Everything is read and checked first. Only then is the folder touched, and what is taken out of
-use is kept beside what stays.
+Everything is read and checked first. Only then is the folder touched, and what is no longer used
+is kept next to what stays.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ FOLDER = "checkpoint"
 
 
 class FoundCheckpoint(NamedTuple):
-    """A checkpoint to go on from, and the logs; ``fault`` says what is wrong with a newer one."""
+    """A checkpoint to resume from, and the logs; ``fault`` says what is wrong with a newer one."""
 
     path: Path  # of the run
     checkpoint: Checkpoint
@@ -30,14 +30,14 @@ class FoundCheckpoint(NamedTuple):
         """Cut the logs back to the checkpoint: later rounds are run again, to the same bits.
 
         Args:
-            say: Told if the newest checkpoint is not the one that is used.
+            say: Called with a sentence if the newest checkpoint cannot be used.
 
         Returns:
             What is left of the rounds and of the evaluations.
         """
         if self.fault:
             say(
-                f"{self.fault}. Going on from the checkpoint before it, of round"
+                f"{self.fault}. Resuming from the checkpoint before it, of round"
                 f" {self.pointer.round}; later rounds are run again."
             )
             _put_newest_aside(self.path / FOLDER, self.pointer)
@@ -55,7 +55,7 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def find(path: Path, template: Any, last_round: int) -> FoundCheckpoint | None:
-    """Find the checkpoint to go on from, without touching anything.
+    """Find the checkpoint to resume from, without touching anything.
 
     Args:
         path: The run's folder.
@@ -87,7 +87,7 @@ def find(path: Path, template: Any, last_round: int) -> FoundCheckpoint | None:
         except FedMomError as error:
             faults.append(str(error))
     raise FedMomError(
-        f"{'; '.join(faults)}. Put the file back from a copy, or start again in another folder:"
+        f"{'; '.join(faults)}. Restore the file from a copy, or start again in another folder:"
         f" fedmom run --config {path / 'config.toml'}"
     )
 
@@ -120,7 +120,7 @@ def _put_newest_aside(folder: Path, used: Pointer) -> None:
 
 
 def _free(path: Path) -> Path:
-    """Return a name beside a file that nothing has yet."""
+    """Return an unused name next to a file."""
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1

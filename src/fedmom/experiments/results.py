@@ -7,7 +7,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ NOT_NAMING = ("seed", "tensorboard", "runtime")
 
 @dataclass(frozen=True)
 class Result:
-    """A run that is finished, stopped or still going on.
+    """A run that is finished, stopped or still running.
 
     Args:
         path: Its folder.
@@ -41,6 +41,7 @@ class Result:
         versions: The versions that made it.
         stop: "diverged" or "stopped" if it ended before its last round, else "".
         why: The reason, a sentence.
+        error: What was raised when it ended, if this process ran it; None if a callback ended it.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Result:
     versions: Mapping[str, str] | None = None
     stop: str = ""
     why: str = ""
+    error: FedMomError | None = field(default=None, compare=False, repr=False)
 
     @property
     def done(self) -> int:
@@ -88,9 +90,9 @@ class Result:
         """Return a curve of the rounds; a round without replies has no loss."""
         return [(r["round"], r[key]) for r in self.rounds if r[key] is not None]
 
-    def diagnosed(self, name: str) -> Points:
-        """Return the curve of a diagnostic, at the rounds that have it."""
-        values = ((r["round"], (r.get("diagnostics") or {}).get(name)) for r in self.rounds)
+    def noted(self, key: str, name: str) -> Points:
+        """Return a curve of the numbers under "diagnostics" or "metrics", where rounds have it."""
+        values = ((r["round"], (r.get(key) or {}).get(name)) for r in self.rounds)
         return [(round_, value) for round_, value in values if value is not None]
 
     @property
@@ -115,13 +117,13 @@ class Result:
         return next(reached, None)
 
     def best(self) -> float:
-        """Return the best value of the test metric on the way."""
+        """Return the best value of the test metric so far."""
         sign = self.better(self.metric)
         values = (sign * value for _, value in self.curve("test", self.metric))
         return sign * max(values, default=0.0 if sign > 0 else -math.inf)
 
     def until(self, rounds: int) -> "Result":
-        """Return the run as it stood after so many rounds."""
+        """Return the run as it was after a number of rounds."""
         evals = [row for row in self.evals if row["round"] <= rounds]
         reached = any(row["round"] == rounds for row in evals)
         stop, why = ("", "") if reached else (self.stop, self.why)
@@ -129,14 +131,14 @@ class Result:
         return replace(self, evals=evals, rounds=kept, stop=stop, why=why)
 
     def risen(self) -> str:
-        """Say so if the training loss ended above that of the first model; else nothing."""
+        """Return from where to where the training loss rose; nothing if it did not rise."""
         losses = self.curve("train", "loss")
         if len(losses) < 2 or losses[0][0] != 0 or losses[-1][1] <= losses[0][1]:
             return ""
         return f"from {losses[0][1]:.4g} to {losses[-1][1]:.4g}"
 
     def theory(self) -> str:
-        """Return what the theory says of the run, if it was asked; else nothing."""
+        """Return what `fedmom theory check` has found about the run, if it was called."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             return str(parse_json((self.path / THEORY).read_bytes())["sentence"])
         return ""
@@ -153,7 +155,7 @@ class Result:
 
     @property
     def changed(self) -> float:
-        """When the folder had news, in seconds as the system counts them."""
+        """When the folder last changed, in seconds since the epoch."""
         # The last is of a deployed run, which has news while it waits for devices.
         files = (self.path / name for name in ("config.toml", ROUNDS, EVALS, EVENTS))
         return max(file.stat().st_mtime for file in files if file.exists())
@@ -177,7 +179,7 @@ class Group:
         return [run for run in self.runs if not run.diverged] or self.runs
 
     def best(self) -> float:
-        """Return the best value of the test metric on the way that all seeds get to."""
+        """Return the best value of the test metric that all seeds reached."""
         sign = self.runs[0].better(self.runs[0].metric)
         return sign * min(sign * run.best() for run in self.runs)
 
@@ -190,12 +192,8 @@ class Group:
 def read(path: Path) -> Result:
     """Read the run in a folder."""
     folder = RunFolder.open(path)
-    try:
-        config = folder.settings()
-    except FedMomError as error:
-        raise FedMomError(f"{path / 'config.toml'}: {error}") from None
     evals, rounds = folder.rows(EVALS), folder.rows(ROUNDS)
-    return Result(path, config, evals, rounds, folder.versions(), *folder.stop())
+    return Result(path, folder.settings(), evals, rounds, folder.versions(), *folder.stop())
 
 
 def find(folders: Iterable[Path]) -> list[Result]:
@@ -206,7 +204,7 @@ def find(folders: Iterable[Path]) -> list[Result]:
 
 
 def group_by_seed(results: Sequence[Result]) -> list[Group]:
-    """Return runs in groups, each with a name of its own. Repeated seeds are shown apart."""
+    """Return runs in groups with different names. Repeated seeds are shown apart."""
     groups: dict[tuple[str, int], list[Result]] = {}
     seen: Counter[tuple[str, int]] = Counter()
     for run in results:
@@ -240,7 +238,7 @@ class RankedBy(NamedTuple):
 
     @property
     def form(self) -> str:
-        """How values are shown: shares to three digits, errors as they come."""
+        """How values are shown: shares to three decimals, errors to four digits."""
         return "{:.3f}" if self.better > 0 else "{:.4g}"
 
     def text(self, value: float) -> str:
@@ -281,7 +279,7 @@ def read_names(file: Path) -> list[str]:
 
 
 def check_names(file: Path, names: Any) -> None:
-    """Refuse what is not a list of different names of folders below this one."""
+    """Refuse anything but a list of different names of folders below this one."""
     plain = isinstance(names, list) and all(
         isinstance(name, str) and name not in ("", "..") and Path(name).name == name
         for name in names
@@ -289,13 +287,13 @@ def check_names(file: Path, names: Any) -> None:
     if not plain or not names or len(set(names)) < len(names):
         raise FedMomError(
             f"{file} is damaged: it must hold a list of the names of its runs' folders. Write it"
-            ' anew, such as ["fedavg", "fedmom"], and call again.'
+            ' again, such as ["fedavg", "fedmom"].'
         )
 
 
 def _runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise FedMomError(f"There is no folder {folder}. Give the folder of a run, or of several.")
+        raise FedMomError(f"There is no folder {folder}. Name the folder of a run, or of several.")
     if (folder / "config.toml").is_file():
         return [folder]
     for name in LISTS:
@@ -305,7 +303,7 @@ def _runs_in(folder: Path) -> list[Path]:
     if not below:
         raise FedMomError(
             f"{folder} holds no run: there is no config.toml in it or in the folders below it."
-            " Give a folder that fedmom run, compare or sweep has made."
+            " Name a folder that fedmom run, compare or sweep has made."
         )
     return below
 

@@ -11,10 +11,10 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedmom.algorithms import ALGORITHMS, SOLVERS
-from fedmom.core.bounds import LEAST_FLOAT, MOST, MOST_FLOAT
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry, is_object
 from fedmom.core.types import Weighting
+from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 

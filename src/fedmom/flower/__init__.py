@@ -1,7 +1,7 @@
-"""FedMom with Flower: the two ends of a deployed run, and strategies for apps that there are.
+"""FedMom with Flower: the two ends of a deployed run, and strategies for existing apps.
 
 ``server_app`` and ``client_app`` are what ``fedmom deploy init`` writes into an app. ``FedMom`` and
-``FedAvg`` are strategies for people who have a Flower app of their own (docs/deploy.md). All of it
+``FedAvg`` are strategies for your own Flower app (docs/deploy.md). All of it
 needs the extra: ``pip install 'fedmom[flower]'``.
 """
 

@@ -1,4 +1,4 @@
-"""Certificates and keys of a deployment: a CA of its own, the server's certificate, device keys."""
+"""Certificates and keys of a deployment: its own CA, the server's certificate, device keys."""
 
 import datetime
 import ipaddress
@@ -91,7 +91,7 @@ def public_key_bytes(public: Path) -> bytes:
         key = None  # no key at all, or one of an unknown kind
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise FedMomError(
-            f"{public} is not the public key of a device. Put it back from a copy, or remove it."
+            f"{public} is not the public key of a device. Restore it from a copy, or remove it."
         )
     return public_key_to_bytes(key)
 

@@ -1,4 +1,4 @@
-"""What a deployment's server is told and asked: devices' keys, runs, who is online."""
+"""The Control API of a deployment's server: device keys, runs, and who is online."""
 
 import contextlib
 import hashlib
@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -74,22 +73,17 @@ class Control:
             )
         except (ssl.SSLError, UnicodeError) as error:
             raise FedMomError(
-                f"{deployment.ca} is no certificate ({error}). Put it back from a copy."
+                f"{deployment.ca} is not a certificate ({error}). Restore it from a copy."
             ) from None
 
     def __enter__(self) -> "Control":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def is_up(self) -> bool:
-        """Tell whether the SuperLink answers."""
+        """Return whether the SuperLink answers."""
         with contextlib.suppress(httpx.HTTPError):
             self._client.ListNodes(ListNodesRequest())
             return True
@@ -122,7 +116,7 @@ class Control:
         nodes = {node.public_key: node for node in found if node.status != "unregistered"}
         allowed = {public_key_bytes(file): name for name, file in self._deployment.keys.items()}
         new = [key for key in allowed if key not in nodes]
-        # Without TLS there are no keys, and whoever is on this machine takes part.
+        # Without TLS there are no keys, and any process of this machine may take part.
         gone = [] if self._deployment.insecure else [key for key in nodes if key not in allowed]
         with self._told():
             for key in new:
@@ -153,13 +147,13 @@ class Control:
             self._client.StopRun(StopRunRequest(run_id=run_id))
 
     def run(self, run_id: int) -> RunStatus:
-        """Return how a run stands."""
+        """Return the status of a run."""
         with self._told():
             found = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
         return RunStatus(run_id, found.sub_status or found.status, found.details)
 
     def log(self, run_id: int, after: float) -> Iterator[tuple[str, float]]:
-        """Yield what a run prints, each with a time to go on from."""
+        """Yield what a run prints, each with the time to continue from."""
         request = StreamLogsRequest(run_id=run_id, after_timestamp=after)
         with contextlib.suppress(httpx.HTTPError):  # the caller looks again
             for part in self._client.StreamLogs(request):
@@ -167,7 +161,7 @@ class Control:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Make sentences of the errors of the network."""
+        """Turn network errors into sentences."""
         try:
             yield
         except httpx.HTTPStatusError as error:
@@ -203,5 +197,5 @@ def _project(app: Path) -> dict[str, Any]:
         project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
         project["tool"]["flwr"]["app"].get("config", {}).items()
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise FedMomError(f"{app / 'pyproject.toml'} is no Flower app's: {error}.") from None
+        raise FedMomError(f"{app / 'pyproject.toml'} is not a Flower app's: {error}.") from None
     return project

@@ -72,15 +72,15 @@ def own_data(node_config: Any) -> Any:
             A file that names no clients is this device's alone.
 
     Raises:
-        FedMomError: There is no such client, or it is not said which one is meant.
+        FedMomError: There is no such client, or none was named and there are several.
     """
     from fedmom.data.federated import Split
 
     if DATA not in node_config:
-        raise FedMomError("The device was started without data: give --data.")
+        raise FedMomError("The device was started without data: add --data.")
     data = _loaded(str(node_config[DATA]))
     if data.test_users is not None:
-        raise FedMomError(f"{data.name}: its test clients are others than its training clients.")
+        raise FedMomError(f"{data.name}: its test clients are not its training clients.")
     k = _number(data, node_config.get(CLIENT))
     train, test = (Split(s.start[k : k + 1], s.size[k : k + 1]) for s in (data.train, data.test))
     return replace(data, users=[data.users[k]], train=train, test=test)
@@ -89,23 +89,20 @@ def own_data(node_config: Any) -> Any:
 def _loaded(spec: str) -> Any:
     """Return a dataset. In a file without clients all rows are one client's, some of them held out.
 
-    Rows are held out at random, by a fixed seed, unless the file or its options say which.
+    Rows are held out at random, with a fixed seed, unless the file or its options say which.
     """
     from fedmom.data import load, path_of
-    from fedmom.data.assembly import NoClientsError
+    from fedmom.data.rows.assembly import NoClientsError
 
     try:
         return load(spec)
     except NoClientsError:
         path, given = path_of(spec) or (spec, "")
-    data = load(f"{path}:{_joined(given, ALL_ONES)}")
+    given = f"{given}," if given else ""
+    data = load(f"{path}:{given}{ALL_ONES}")
     if data.test.size.any() or "test_fraction" in given:
         return data
-    return load(f"{path}:{_joined(given, f'test_fraction={HELD_OUT}', ALL_ONES)}")
-
-
-def _joined(*options: str) -> str:
-    return ",".join(filter(None, options))
+    return load(f"{path}:{given}test_fraction={HELD_OUT},{ALL_ONES}")
 
 
 def _number(data: Any, client: Any) -> int:
@@ -124,27 +121,27 @@ def _number(data: Any, client: Any) -> int:
         if user == text:
             return number
     raise FedMomError(
-        f"--client {text} is no client of {data.name}: give a number from 0 to {data.clients - 1},"
-        " or a name."
+        f"--client {text} is not a client of {data.name}: give a number from 0 to"
+        f" {data.clients - 1}, or a name."
     )
 
 
 def open_client(task: ConfigRecord, data: Any, folder: Path) -> Any:
     """Return the client that a task is for: the server's settings, on this device's data."""
+    from fedmom.algorithms.workload import Workload
     from fedmom.data.federated import Features
     from fedmom.experiments import settings
     from fedmom.experiments.build import parts
-    from fedmom.runtimes.base import Workload
     from fedmom.runtimes.devices.client import DeviceClient
-    from fedmom.runtimes.devices.state import StateFolder
+    from fedmom.runtimes.devices.state_folder import StateFolder
 
     config = settings.parse(json.loads(str(task["settings"])))
     kind, shape, *labels = json.loads(str(task["features"]))
     features, mine = Features(kind, tuple(shape), *labels), data.features
     if features._replace(classes=mine.classes) != mine or features.classes < mine.classes:
         raise FedMomError(f"The run is about {features}, but the data here is {mine}.")
-    model, algorithm, work = parts(config, features)
-    workload = Workload(replace(data, features=features), model, work, algorithm, config.seed)
+    model, algorithm = parts(config, features)
+    workload = Workload(replace(data, features=features), model, algorithm, config.seed)
     number, states = int(str(task["client"])), StateFolder(folder / "state", str(task["run"]))
     return DeviceClient(workload, number, states)
 

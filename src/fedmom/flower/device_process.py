@@ -9,25 +9,25 @@ from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked
 from fedmom.core.types import Say
-from fedmom.flower import programs
+from fedmom.flower import launch
 from fedmom.flower.device_end import SAID, own_data
 from fedmom.flower.layout import DeviceFolder
 
 LOG = "supernode.log"
 SECONDS_BETWEEN_LOOKS = 0.3
-# A server takes a device that was killed for online until its heartbeat is overdue, for about a
-# minute, and does not let it in again before.
+# A server treats a killed device as online until its heartbeat is overdue, for about a minute, and
+# does not let it in before.
 SECONDS_TO_RETURN = 150.0
 SECONDS_BETWEEN_TRIES = 5.0
 # What SuperNodes say when they cannot take part, and what that means.
 REFUSALS = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the CA in ca.pem. Take the device's"
-    " folder from the server again",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA in ca.pem. Copy the"
+    " device's folder from the server again",
     "WRONG_VERSION_NUMBER": "it does not speak TLS at this address. Check the port",
     "Invalid SuperNode authentication": "it does not accept this device's key, or the clocks"
     " differ by minutes",
     "All SuperNodes must be registered": "it lets in devices with a key only",
-    "Unable to parse the private key": "device.key is no key. Take the device's folder from the"
+    "Unable to parse the private key": "device.key is not a key. Copy the device's folder from the"
     " server again",
 }
 BUSY = "Failed to activate SuperNode"
@@ -55,7 +55,7 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
     with locked(device.path):
         since = time.monotonic()
         while True:
-            command = programs.supernode(device, programs.free_port(), str(locate(data)), client)
+            command = launch.supernode(device, launch.free_port(), str(locate(data)), client)
             refusal, was_let_in = _attend(device, command, say)
             since = time.monotonic() if was_let_in else since
             if time.monotonic() - since > SECONDS_TO_RETURN:
@@ -72,10 +72,10 @@ def _cache(device: DeviceFolder) -> dict[str, str]:
 
 def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
     """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
-    home = programs.environment(device.path / "flwr", **_cache(device))
+    home = launch.environment(device.path / "flwr", **_cache(device))
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
     text, connected = "", False
-    with programs.running(command, device.path / LOG, home, device.path) as process:
+    with launch.running(command, device.path / LOG, home, device.path) as process:
         while process.poll() is None:
             text = (text + log.news())[-20_000:]
             if not connected and "SuperNode ID" in text:
@@ -89,12 +89,12 @@ def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bo
 
 
 def _why(device: DeviceFolder, text: str, process: "subprocess.Popen[bytes]") -> str:
-    """Say why a SuperNode has ended; raise if it would again."""
+    """Return why a SuperNode has ended; raise if it would end again."""
     for sign, meaning in REFUSALS.items():
         if sign in text:
             raise FedMomError(f"The server at {device.address}: {meaning}.")
     if BUSY in text:
-        return "The server does not know this device's key, or takes it for online still"
+        return "The server does not know this device's key, or still treats it as online"
     return f"The SuperNode ended with code {process.returncode} ({device.path / LOG} says more)"
 
 

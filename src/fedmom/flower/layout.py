@@ -2,7 +2,7 @@
 
 app/                  a Flower app: its settings are in pyproject.toml
 server/               certificates, the devices' public keys, the SuperLink's records
-devices/device-1/     to be taken to the device: its key, the CA's certificate, device.toml
+devices/device-1/     to copy to the device: its key, the CA's certificate, device.toml
 runs/                 a folder for each run
 """
 
@@ -107,9 +107,9 @@ def create(path: Path, address: str, devices: int, *, insecure: bool = False) ->
             f"--insecure is for trials on one machine, and {host} is another. Leave it out."
         )
     if not 0 <= devices <= MOST_DEVICES:
-        raise FedMomError(f"--devices {devices} is not a number from 0 to {MOST_DEVICES:,}.")
+        raise FedMomError(f"--devices {devices} must be from 0 to {MOST_DEVICES:,}.")
     if (path / "server" / SERVER).exists() or (path / "app").exists():
-        raise FedMomError(f"{path} holds a deployment already. Choose another folder.")
+        raise FedMomError(f"{path} already holds a deployment. Choose another folder.")
     listen = address if is_loopback(host) else INSIDE
     deployment = Deployment(path, address, listen, insecure)
     new = [part for part in ("app", "server", "devices", "runs") if not (path / part).exists()]
@@ -169,7 +169,7 @@ def open_deployment(path: Path) -> Deployment:
     if not is_loopback(host):
         raise FedMomError(
             f"{file}: listen = {listen!r} would let others reach Flower's Control API, which starts"
-            f" runs for whoever calls it. Write {INSIDE!r}, and let devices in with nginx."
+            f" runs for any caller. Write {INSIDE!r}, and let devices in with nginx."
         )
     return Deployment(path.resolve(), address, listen, _flag(file, facts))
 
@@ -181,7 +181,7 @@ def open_device(path: Path, server: str | None = None) -> DeviceFolder:
         path: The folder.
         server: Another address of the server than the folder says.
     """
-    facts = _facts(path / DEVICE, "what a device needs. Take it from the server's devices/")
+    facts = _facts(path / DEVICE, "what a device needs. Copy it from the server's devices/")
     name = _text(path / DEVICE, facts, "name")
     address = server or _address(path / DEVICE, facts, "server")
     insecure = _flag(path / DEVICE, facts)
@@ -211,7 +211,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine, and nobody else's."""
+    """Return whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -246,7 +246,7 @@ def _facts(file: Path, what: str) -> dict[str, object]:
 def _text(file: Path, facts: dict[str, object], key: str) -> str:
     found = facts.get(key)
     if not isinstance(found, str) or not found:
-        raise FedMomError(f"{file} does not say {key!r}, a text. Put it back from a copy.")
+        raise FedMomError(f"{file} has no text {key!r}. Restore it from a copy.")
     return found
 
 
@@ -263,5 +263,5 @@ def _flag(file: Path, facts: dict[str, object]) -> bool:
     """Return whether there is no TLS: only true means that, not "false" or 0."""
     found = facts.get("insecure", False)
     if not isinstance(found, bool):
-        raise FedMomError(f"{file}: insecure = {found!r} is not a value for it. Write false.")
+        raise FedMomError(f"{file}: insecure must be true or false, not {found!r}.")
     return found

@@ -1,9 +1,9 @@
 """A SuperNode for training, as ``fedmom deploy device`` starts it: Flower's own, in less time.
 
-Flower's SuperNode looks for messages every three seconds, and starts Python anew for every one of
-them, which costs seconds more. This one looks often while a run goes on, and has a worker that has
-loaded everything already: each message is still handled by a process of its own, forked from it.
-The worker sleeps until it is called through a pipe, where Flower's would ask many times a second.
+Flower's SuperNode looks for messages every three seconds and starts a new Python for each of them,
+which costs seconds more. This one looks often during a run and has a worker that has loaded
+everything: each message is still handled in a new process, forked from it. The worker sleeps until
+it is called through a pipe, where Flower's would ask many times a second.
 """
 
 import contextlib

@@ -11,21 +11,20 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedmom.core.compilation import prepare_process
-from fedmom.core.errors import BadReplyError, DivergedError
 from fedmom.core.files import write_atomic
 from fedmom.core.registry import options
 from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, prepare
+from fedmom.experiments.events import Event
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Journal, Link
+from fedmom.runtimes.devices.options import DeviceOptions, checked
 from fedmom.runtimes.devices.population import DeviceData, from_json, meet, to_json
-from fedmom.runtimes.devices.runtime import flower
-from fedmom.runtimes.devices.terms import Terms, terms
-from fedmom.training.loop import Record
+from fedmom.runtimes.devices.runtime import DeviceRuntime
 
 OUT = "out"  # the key, in an app's settings, of the run's folder
 DEFAULTS = {"data": "devices", "runtime": "flower", "bad-replies": "skip"}
@@ -41,8 +40,8 @@ def main(grid: Grid, context: Context) -> None:
     values = dict(context.run_config)
     out = Path(os.path.expanduser(str(values.pop(OUT, "runs/deployed"))))  # noqa: PTH111
     result = serve(grid, out, values)
-    if result.stop:
-        raise (DivergedError if result.diverged else BadReplyError)(result.why)
+    if result.error:
+        raise result.error
 
 
 def serve(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
@@ -63,6 +62,9 @@ def serve(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
         folder, experiment = _anew(out, link, values)
     link.journal = News(journal.writer(out), experiment.data.users)
     link.settings = _sent(experiment)
+    done = folder.saved_round()
+    after = f", after {done} rounds" if done else ""
+    _say(f"{experiment.config.rounds} rounds on {experiment.data.clients} devices{after}.")
     return execute(folder, experiment, [Lines(experiment.data.users)], say=_say)
 
 
@@ -70,7 +72,7 @@ def _anew(out: Path, link: Link, values: Mapping[str, Any]) -> tuple[RunFolder, 
     """Begin a run with the devices that are there."""
     config = settings.parse({**DEFAULTS, **values})
     RunFolder.check_free(out)
-    asked = _terms(config)
+    asked = _options(config)
     data = meet(link, asked.devices, asked.max_samples, _say)
     experiment = prepare(config, data)
     folder = RunFolder.create(out, experiment.config)
@@ -79,14 +81,14 @@ def _anew(out: Path, link: Link, values: Mapping[str, Any]) -> tuple[RunFolder, 
 
 
 def _again(out: Path, link: Link) -> tuple[RunFolder, Experiment]:
-    """Go on with a run, with the devices that it was begun with."""
+    """Resume a run with the devices that it was begun with."""
     folder = RunFolder.open(out)
     data: DeviceData = from_json((out / journal.DEVICES).read_bytes(), link)
     return folder, prepare(folder.settings(), data)
 
 
-def _terms(config: RunConfig) -> Terms:
-    return terms(**options(flower, config.runtime))
+def _options(config: RunConfig) -> DeviceOptions:
+    return checked(DeviceOptions(**options(DeviceRuntime, config.runtime)))
 
 
 def _sent(experiment: Experiment) -> dict[str, str]:
@@ -135,24 +137,16 @@ class Lines:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
 
-    def begin(self, experiment: Experiment, round_: int) -> None:
-        """Say where the run stands."""
-        devices = experiment.data.clients
-        after = f", after {round_} rounds" if round_ else ""
-        _say(f"{experiment.config.rounds} rounds on {devices} devices{after}.")
-
-    def round(self, record: Record) -> None:
-        """Say who answered."""
-        loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
-        why = "".join(f"; {self._names[client]}: {text}" for client, text in record.rejected)
-        asked = len(record.cohort)
-        _say(
-            f"Round {record.round}: {record.replies} of {asked} replies count{loss},"
-            f" {record.seconds:.1f} s{why}"
-        )
-
-    def evaluated(self, rows: list[dict[str, Any]]) -> None:
-        """Say how good the model is."""
-        for row in rows:
+    def __call__(self, event: Event) -> None:
+        """Say who answered, and how good the model is."""
+        if record := event.record:
+            loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
+            why = "".join(f"; {self._names[client]}: {text}" for client, text in record.rejected)
+            asked = len(record.cohort)
+            _say(
+                f"Round {record.round}: {record.replies} of {asked} replies count{loss},"
+                f" {record.seconds:.1f} s{why}"
+            )
+        for split, row in event.evals.items():
             numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", *metrics_of(row)))
-            _say(f"After round {row['round']}, {row['split']}: {numbers}")
+            _say(f"After round {event.round}, {split}: {numbers}")

@@ -1,18 +1,30 @@
-"""A deployment's server: a SuperLink that is watched, and started again should it crash."""
+"""A deployment's server, and its runs: both are watched, and restarted if they crash."""
 
+import re
 import subprocess
 import time
+from pathlib import Path
+from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
-from fedmom.flower import programs
-from fedmom.flower.control import Control
+from fedmom.experiments import settings
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.flower import launch
+from fedmom.flower.control import Control, RunStatus, settings_of
 from fedmom.flower.layout import Deployment
+from fedmom.flower.server_end import DEFAULTS, OUT
 
 LOG = "superlink.log"
 SECONDS_TO_START = 90.0
 SECONDS_BETWEEN_LOOKS = 2.0
 FEWEST_SECONDS = 10.0  # a SuperLink that ends sooner does so again
+TRIES = 5  # server apps in a row that end without a round
+RUN_LOOKS = 1.0  # seconds between two looks at a run
+SECONDS_WITHOUT_SERVER = 120.0
+OURS = re.compile(r"^\d\d:\d\d:\d\d ")  # how the lines of the server's end begin
+EXCEPTION = "ServerApp failed with exception: "
 
 
 def serve(deployment: Deployment, say: Say) -> None:
@@ -20,21 +32,21 @@ def serve(deployment: Deployment, say: Say) -> None:
 
     Args:
         deployment: The deployment.
-        say: Told what happens.
+        say: Called with what happens.
     """
     while True:
         began = time.monotonic()
-        home = programs.environment(deployment.server / "flwr")
+        home = launch.environment(deployment.server / "flwr")
         log = deployment.server / LOG
-        with programs.running(programs.superlink(deployment), log, home, deployment.path) as it:
+        with launch.running(launch.superlink(deployment), log, home, deployment.path) as it:
             _attend(deployment, it, say)
         if time.monotonic() - began < FEWEST_SECONDS:
             raise FedMomError(f"Flower's SuperLink ended at once. {log} says why.")
-        say("The SuperLink has crashed; it is started again.")
+        say("The SuperLink has crashed; it is restarted.")
 
 
 def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say) -> None:
-    """Let devices in, and tell who comes and goes, until the SuperLink ends."""
+    """Let devices in, and report who comes and goes, until the SuperLink ends."""
     with Control(deployment) as control:
         deadline = time.monotonic() + SECONDS_TO_START
         while not control.is_up():
@@ -50,32 +62,107 @@ def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say
         say(f"The server is ready at {deployment.address}. It lets in: {known}.")
         there: set[str] = set()
         while process.poll() is None:
-            there = _news(control, there, say)
-            _let_in(control, say)
+            there = _look(control, there, say)
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _let_in(control: Control, say: Say) -> None:
-    """Follow the folder of keys: a device whose key is new or gone may or may not take part."""
+def _look(control: Control, before: set[str], say: Say) -> set[str]:
+    """Let devices in whose keys are new, report who comes and goes; return who is online."""
     try:
+        online = {node.name for node in control.nodes() if node.online}
         new, gone = control.update_keys()
-    except FedMomError:  # the SuperLink is busy, or ends
-        return
-    for name in new:
-        say(f"{time.strftime('%H:%M:%S')} {name} may take part from now on.")
-    for name in gone:
-        say(f"{time.strftime('%H:%M:%S')} {name} may no longer take part.")
-
-
-def _news(control: Control, before: set[str], say: Say) -> set[str]:
-    """Tell which devices have come and gone; return those that are there."""
-    try:
-        now = {node.name for node in control.nodes() if node.online}
     except FedMomError:  # the SuperLink is busy, or ends
         return before
     clock = time.strftime("%H:%M:%S")
-    for name in sorted(now - before):
-        say(f"{clock} {name} is online.")
-    for name in sorted(before - now):
-        say(f"{clock} {name} is offline.")
-    return now
+    for names, what in (
+        (online - before, "is online"),
+        (before - online, "is offline"),
+        (new, "may take part from now on"),
+        (gone, "may no longer take part"),
+    ):
+        for name in sorted(names):
+            say(f"{clock} {name} {what}.")
+    return online
+
+
+def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, note: Say) -> None:
+    """Start a run and follow it to its end; restart its server app if that dies.
+
+    Args:
+        deployment: The deployment, whose server must be running.
+        out: The run's folder; a run in it is resumed.
+        values: Settings that replace those of the app.
+        say: Called with what the run prints.
+        note: Called with a sentence when the run had to be restarted.
+    """
+    own = settings_of(deployment.app)
+    config = settings.parse(
+        {**DEFAULTS, **{k: v for k, v in {**own, **values}.items() if k != OUT}}
+    )
+    given = config.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
+    if unused := _unused(out, config, values):
+        note(f"{out} keeps the settings it was started with, so these are ignored: {unused}.")
+    tries, done = TRIES, _done(out)
+    while tries:
+        with Control(deployment) as control:
+            run_id = control.start({**given, OUT: str(out)})
+            try:
+                ended = _followed(control, run_id, say)
+            except KeyboardInterrupt:
+                control.stop(run_id)
+                raise
+        if ended.status == "completed":
+            return
+        if ended.status == "stopped":
+            raise FedMomError(
+                f"The run was stopped, after {_done(out)} rounds. Nothing is lost: resume it with"
+                f" the same --out {out}."
+            )
+        if ended.details.startswith(EXCEPTION):
+            raise FedMomError(ended.details.removeprefix(EXCEPTION))
+        tries, done = (tries - 1, done) if _done(out) == done else (TRIES, _done(out))
+        note(
+            f"The run's server app has died ({ended.details or ended.status}). It is"
+            f" restarted, and resumes after {_done(out)} rounds."
+        )
+        time.sleep(RUN_LOOKS)
+    raise FedMomError(
+        f"The server app died {TRIES} times without a round; {deployment.server} has the logs."
+    )
+
+
+def _unused(out: Path, config: RunConfig, values: dict[str, Any]) -> str:
+    """Return the options that were given for a run which has others, with those it has."""
+    if not (out / "config.toml").exists():
+        return ""
+    asked, has = (c.model_dump(by_alias=True) for c in (config, RunFolder.open(out).settings()))
+    keys = [key for key in map(kebab, values) if key in asked and asked[key] != has[key]]
+    return ", ".join(f"{key} {asked[key]} (it has {has[key]})" for key in keys)
+
+
+def _followed(control: Control, run_id: int, say: Say) -> RunStatus:
+    """Repeat what a run says until it has ended; return how."""
+    after, silent, rest = 0.0, time.monotonic(), ""
+    while True:
+        for text, at in control.log(run_id, after):
+            after = at
+            *lines, rest = (rest + text).split("\n")
+            for line in lines:
+                if OURS.match(line):
+                    say(line)
+        try:
+            status = control.run(run_id)
+            silent = time.monotonic()
+        except FedMomError:
+            if time.monotonic() - silent > SECONDS_WITHOUT_SERVER:
+                raise
+            time.sleep(RUN_LOOKS)
+            continue
+        if status.ended:
+            return status
+        time.sleep(RUN_LOOKS)
+
+
+def _done(out: Path) -> int:
+    """Return the rounds of the newest checkpoint."""
+    return RunFolder(out).saved_round() or 0

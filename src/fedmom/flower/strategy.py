@@ -1,5 +1,6 @@
-"""FedMom and FedAvg as strategies, for Flower apps whose clients stay as they are."""
+"""FedMom and FedAvg as strategies for Flower apps; the client apps need no change."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from logging import INFO, WARNING
@@ -16,20 +17,22 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 
 from fedmom.algorithms import schedules
-from fedmom.algorithms.aggregation import mean
+from fedmom.algorithms.rules import mean
 from fedmom.algorithms.server import fedavg, fedmom
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json, write_atomic
 from fedmom.core.types import Params, Weighting
 from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
-from fedmom.flower.known_nodes import KnownNodes
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.inbox import Inbox
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Node, one_line
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node, one_line
+from fedmom.runtimes.devices.population import natural
 from fedmom.runtimes.devices.wire import UnusableReplyError
 from fedmom.training.loop import State
 from fedmom.training.samplers import uniform
 
 ARRAYS, CONFIG, SAMPLES = "arrays", "config", "num-examples"  # as Flower's own strategies name them
+NODES = "nodes.json"
 
 
 class FedMom(Strategy):
@@ -38,7 +41,7 @@ class FedMom(Strategy):
     Clients do as with Flower's ``FedAvg``: they receive arrays, train them, and send them back
     with their number of samples. Cohorts are drawn by the seed. Replies that are not finite, or
     not of the model's form, are left out. With a folder, momentum and model survive the process:
-    ``start`` goes on after the last round that was saved.
+    ``start`` resumes after the last saved round.
 
     Args:
         learning_rate: η, a number or a schedule over rounds; "auto" is K/M for population
@@ -47,9 +50,9 @@ class FedMom(Strategy):
         clients_per_round: M.
         weighting: ``population`` (n_k over the samples of all nodes ever seen), ``cohort`` or
             ``uniform``.
-        min_available_nodes: How many nodes must be there before the first round.
+        min_available_nodes: How many nodes must be online before the first round.
         least: The fewest replies that make a round; with fewer, the round is repeated.
-        max_samples: The most samples that are believed of a node.
+        max_samples: The most samples that are accepted of a node.
         seed: The seed of the cohorts.
         folder: Where to keep model, momentum and the nodes' numbers of samples; None: nowhere.
         evaluate: Whether all nodes evaluate every model.
@@ -156,8 +159,9 @@ class FedMom(Strategy):
         if self._state is None:
             self._begin(arrays)
         nodes = self._available(grid)
-        draw = uniform(np.ones(len(nodes), np.int64))(self.clients_per_round)
-        cohort = [nodes[k] for k in np.asarray(draw(self.seed, server_round - 1)).tolist()]
+        alike = np.ones(len(nodes), np.int64)
+        drawn = uniform(self.seed, server_round - 1, self.clients_per_round, alike)
+        cohort = [nodes[k] for k in drawn.tolist()]
         self._asked = {node.id: node.key for node in cohort}
         return _messages(server_round, arrays, config, cohort, MessageType.TRAIN, self._ttl)
 
@@ -273,8 +277,8 @@ class FedMom(Strategy):
         }
         if not all(np.isfinite(value).all() for value in new.values()):
             raise FedMomError(
-                f"Round {state.round + 1}: the server's step is not finite. Take a smaller"
-                " learning_rate, or a smaller step size on the clients."
+                f"Round {state.round + 1}: the server's step is not finite. Use a smaller"
+                " learning_rate, or a smaller learning rate on the clients."
             )
         both = {**new, **counters}
         self._state = State(state.round + 1, {n: both[n] for n in self._names}, server)
@@ -284,7 +288,7 @@ class FedMom(Strategy):
             save(self._folder, Checkpoint(self._state._replace(params={}), self._state.params))
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        """Take the first model, or go on with the one that was saved."""
+        """Start with the first model, or resume with the saved one."""
         self._names = list(arrays)
         params = {name: array.numpy() for name, array in arrays.items()}
         floats = {name: a for name, a in params.items() if a.dtype.kind == "f"}
@@ -301,7 +305,7 @@ class FedMom(Strategy):
                 )
             server = jax.tree.map(np.asarray, kept.state.server)
             self._state = State(pointer.round, kept.runtime, server)
-            log(INFO, "Going on after round %s, from %s", pointer.round, self._folder)
+            log(INFO, "Resuming after round %s, from %s", pointer.round, self._folder)
 
     def _now(self) -> State:
         if self._state is None:
@@ -376,3 +380,49 @@ def _mean_metrics(found: list[tuple[int, MetricRecord]]) -> MetricRecord:
 
 def _copy(config: ConfigRecord | None) -> ConfigRecord:
     return ConfigRecord(dict(config or {}))
+
+
+class KnownNodes:
+    """The samples of every node ever seen, so that population weights do not forget absent ones.
+
+    A node whose samples are not known yet counts as an average node.
+
+    Args:
+        folder: Where they are saved; None: nowhere.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._samples: dict[str, int | None] = {}
+        if folder is not None and (folder / NODES).exists():
+            try:
+                found = parse_json((folder / NODES).read_bytes())
+                self._samples = {str(k): None if n is None else int(n) for k, n in found.items()}
+            except (ValueError, AttributeError, TypeError, OverflowError):
+                raise FedMomError(f"{folder / NODES} is damaged. Remove it.") from None
+
+    def online(self, grid: Grid) -> list[Node]:
+        """Return the nodes that are online, in the order of their names."""
+        nodes = sorted(Link(grid).nodes(), key=lambda node: (natural(node.name), node.key))
+        for node in nodes:
+            self._samples.setdefault(node.key, None)
+        return nodes
+
+    def note(self, key: str, samples: int) -> None:
+        """Note the samples of a node."""
+        self._samples[key] = samples
+
+    def count(self) -> int:
+        """Return K, the nodes seen so far."""
+        return len(self._samples)
+
+    def total(self) -> int:
+        """Return n, the samples of all nodes, known or estimated."""
+        told = [samples for samples in self._samples.values() if samples is not None]
+        return round(sum(told) / len(told) * len(self._samples)) if told else 0
+
+    def save(self) -> None:
+        """Write them to the folder."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._folder / NODES, json.dumps(self._samples, indent=2).encode())

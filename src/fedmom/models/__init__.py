@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 MODELS = Registry(
     "model",
     {
-        "char_lstm": "fedmom.models.recurrent:char_lstm",
-        "lenet5": "fedmom.models.convolutional:lenet5",
-        "leaf_cnn": "fedmom.models.convolutional:leaf_cnn",
-        "logreg": "fedmom.models.linear:logreg",
-        "mlp": "fedmom.models.linear:mlp",
+        "char_lstm": "fedmom.models.built_in:char_lstm",
+        "lenet5": "fedmom.models.built_in:lenet5",
+        "leaf_cnn": "fedmom.models.built_in:leaf_cnn",
+        "logreg": "fedmom.models.built_in:logreg",
+        "mlp": "fedmom.models.built_in:mlp",
     },
     returns="fedmom.models.base:Model",
 )
@@ -76,7 +76,7 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
 
 
 def _called(spec: str, features: "Features") -> object:
-    """Call the function that a spec names; say how a user's own is called, if that fails."""
+    """Call the function that a spec names; if a user's function fails, say how it is called."""
     if "@" not in spec:
         return MODELS.build(spec, features)
     try:

@@ -14,10 +14,10 @@ from fedmom.core.registry import pick
 from fedmom.core.types import LOWER_IS_BETTER, Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
-from fedmom.models._net import Net, arguments, beside_state
 from fedmom.models.base import TASKS, Model
 from fedmom.models.losses import LOSSES, Loss
 from fedmom.models.metrics import Metric
+from fedmom.models.nets import Net, arguments, beside_state
 from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
 
 TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
@@ -122,7 +122,7 @@ def example(data: FederatedData | Features, *, integers: bool = False) -> NDArra
 
 
 def has_integers(data: FederatedData) -> bool:
-    """Tell whether the inputs of a batch are whole numbers; bytes become floats."""
+    """Return whether the inputs of a batch are whole numbers; bytes become floats."""
     dtype = data.arrays["x"].dtype if "x" in data.arrays else np.dtype(np.uint8)
     return bool(np.issubdtype(dtype, np.integer)) and dtype != np.uint8
 
@@ -138,19 +138,19 @@ def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
     bases = () if isinstance(net, type) else type(net).__mro__  # of a class: see _made
     libraries = {base.__module__.partition(".")[0] for base in bases}
     if "haiku" in libraries:
-        from fedmom.models import _haiku
+        from fedmom.models.nets import haiku
 
-        return _haiku.net(net, x)
+        return haiku.net(net, x)
     if isinstance(net, tuple) and len(net) == 2 and all(map(callable, net)):
         return _plain(*net, has_state=has_state)
     if "flax" in libraries:
-        from fedmom.models import _flax
+        from fedmom.models.nets import flax
 
-        return _flax.net(net, x)
+        return flax.net(net, x)
     if "equinox" in libraries:
-        from fedmom.models import _equinox
+        from fedmom.models.nets import equinox
 
-        return _equinox.net(lambda _key: net)
+        return equinox.net(lambda _key: net)
     if callable(net):
         return _made(net)
     raise FedMomError(
@@ -170,18 +170,18 @@ def _made(make: Callable[..., Any]) -> Net:
         raise FedMomError(f"{inside.__name__} is a class of linen. Give an instance of it.")
     names = arguments(inside.__init__ if of_class else inside)
     if "rngs" in names:
-        from fedmom.models import _flax
+        from fedmom.models.nets import flax
 
-        return _flax.nnx_net(lambda rngs: make(rngs=rngs))
+        return flax.nnx_net(lambda rngs: make(rngs=rngs))
     try:
-        from fedmom.models import _equinox
+        from fedmom.models.nets import equinox
     except ImportError:
         raise FedMomError(
             f"{make!r} would make an equinox module of a key, and equinox is not installed. A"
             " function that makes an nnx module has an argument rngs; plain functions come as a"
             " pair (init, apply)."
         ) from None
-    return _equinox.net(lambda key: make(key=key) if "key" in names else make(key))
+    return equinox.net(lambda key: make(key=key) if "key" in names else make(key))
 
 
 def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bool) -> Net:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.bounds import Between
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Between
 from fedmom.models.losses import absolute_error, position_losses, shaped, squared_error
 
 Numbers = NDArray[np.float64]
@@ -33,7 +33,7 @@ class Metric(NamedTuple):
             number each.
         higher_is_better: Whether it is.
         hits: Whether each sample counts 0 or 1, as in accuracy; then percentiles over clients have
-            beside them those that identical clients would show.
+            next to them those expected if all clients were equally accurate.
 
     Examples:
         >>> def mean_absolute(outputs, labels):
@@ -144,9 +144,9 @@ def auc(*, bins: Annotated[int, Between(2, 10_000)] = 200) -> Metric:
     """The area under the ROC curve, of two classes, or the mean over labels.
 
     It is made of a histogram of the log-odds from -10 to 10, so that clients need not send their
-    scores: scores in one bin count as equal, half right and half wrong. The area is exact but for
+    scores: scores in one bin count as equal, half right and half wrong. The area is exact up to
     half the share of pairs, one positive and one negative, that are in the same bin. Labels that
-    have no positives or no negatives are left out; where there is no other, there is no area.
+    have no positives or no negatives are left out; if none is left, the area is NaN.
 
     Args:
         bins: The number of bins.
@@ -202,7 +202,7 @@ def _exponential(sums: Numbers) -> Numbers:
 
 
 def _counted(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Put a one beside every number: their sum is the number of samples."""
+    """Put a one next to every number: their sum is the number of samples."""
 
     def rows(out: jax.Array, y: jax.Array) -> jax.Array:
         values = function(out, y)
@@ -235,7 +235,7 @@ def _as_scores(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         if out.shape[-1] > 2:
             raise FedMomError(
                 f"auc is of two classes or of several labels, not of {out.shape[-1]} classes."
-                " Take accuracy or f1."
+                " Use accuracy or f1."
             )
         out = out[..., 1] - out[..., 0] if out.shape[-1] == 2 else out[..., 0]
     scores = shaped(out, y).reshape(len(y), -1)

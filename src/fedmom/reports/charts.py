@@ -1,10 +1,14 @@
-"""What is shown, apart from how: charts and tables that pages and printed figures both draw."""
+"""Charts and tables as data: what pages and printed figures both draw, and in which colours."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Numbers = Sequence[float]
+# Okabe and Ito's colours, told apart by colour-blind readers too; yellow is too pale for lines.
+LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+# The same hues, lighter, for a dark ground.
+DARK = ("#4A9FE8", "#FF8040", "#2CC79C", "#E59AC6", "#F5BB45", "#93D6FF", "#D5D8DE")
 # How a cell begins that holds a number, or none.
 NUMBER = re.compile(r"[-+−<]?[\d.]|never$|diverged$|–?$")
 
@@ -18,7 +22,7 @@ class Line:
     y: Numbers
     low: Numbers | None = None
     high: Numbers | None = None
-    markers: bool = False  # mark the points: few of them, each a result of its own
+    markers: bool = False  # mark the points: few of them, each a separate result
     dashed: bool = False
 
 
@@ -104,3 +108,22 @@ class Grid:
             place > 0 and all(NUMBER.match(row[place].strip()) for row in self.rows)
             for place in range(len(self.columns))
         ]
+
+
+def colours_of(figures: Iterable[Figure]) -> dict[str, int]:
+    """Return the colour of every label, as a number, in the order they appear.
+
+    The number modulo the count of colours is the colour; how often it wraps is the dash, so
+    that more labels than colours stay apart.
+    """
+    numbers: dict[str, int] = {}
+    for figure in figures:
+        for label in labels(figure):
+            numbers.setdefault(label, len(numbers))
+    return numbers
+
+
+def labels(figure: Figure) -> list[str]:
+    """Return the figure's labels, each once. A heat map has shades and no colour of its own."""
+    marks = (mark for chart in figure.charts for mark in chart.marks)
+    return list(dict.fromkeys(m.label for m in marks if not isinstance(m, Heat)))

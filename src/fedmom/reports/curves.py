@@ -1,4 +1,4 @@
-"""Curves of runs as figures: evaluations, rounds and diagnostics, means over seeds with bands."""
+"""Curves of runs as figures: evaluations, rounds, metrics and diagnostics, averaged over seeds."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedmom.experiments.results import Group, Points, Result, ranked_by
-from fedmom.experiments.statistics import FEWEST, PERCENT, interval
+from fedmom.experiments.seed_statistics import FEWEST, PERCENT, interval
 from fedmom.reports.charts import Chart, Figure, Line
 
 ROUND = "communication round"
@@ -22,31 +22,29 @@ class Panel(NamedTuple):
         title: Its title.
         y: The name of its y axis.
         points: The curve that it shows of a run.
-        beside: What to hold it against, drawn dashed: its name, and its curve.
+        beside: What to compare it with, drawn dashed: its name, and its curve.
+        ends: The curves that its band reaches from and to, instead of an interval over seeds.
     """
 
     title: str
     y: str
     points: Pick
     beside: tuple[str, Pick] | None = None
+    ends: tuple[Pick, Pick] | None = None
 
 
 def _evaluated(split: str, key: str) -> Pick:
     return lambda run: run.curve(split, key)
 
 
-def _logged(key: str) -> Pick:
-    return lambda run: run.logged(key)
-
-
-def _diagnosed(name: str) -> Pick:
-    return lambda run: run.diagnosed(name)
+def _noted(key: str, name: str) -> Pick:
+    return lambda run: run.noted(key, name)
 
 
 LOSS = Panel("Training loss", "loss", _evaluated("train", "loss"))
 ROUNDS = (
-    Panel("Local training loss of the cohort", "loss", _logged("train_loss")),
-    Panel("Norm of the update", "norm", _logged("update_norm")),
+    Panel("Local training loss of the cohort", "loss", lambda run: run.logged("train_loss")),
+    Panel("Norm of the update", "norm", lambda run: run.logged("update_norm")),
 )
 
 
@@ -77,12 +75,30 @@ def rounds(groups: Sequence[Group]) -> Figure:
     return figure("rounds", groups, ROUNDS)
 
 
-def diagnostics(groups: Sequence[Group]) -> Figure | None:
-    """Return the diagnostics that runs have logged, a chart each; None if there are none."""
+def noted(key: str, groups: Sequence[Group]) -> Figure | None:
+    """Return a chart for every number that rounds have under a key; None if there are none.
+
+    Args:
+        key: "metrics", the numbers that the method reports, or "diagnostics".
+        groups: The runs. ``NAME/min`` and ``NAME/max`` are drawn as a band around ``NAME``.
+    """
     rows = (row for group in groups for run in group.runs for row in run.rounds)
-    names = dict.fromkeys(name for row in rows for name in row.get("diagnostics") or ())
-    panels = [Panel(name, "", _diagnosed(name)) for name in names]
-    return figure("diagnostics", groups, panels) if panels else None
+    names = dict.fromkeys(name for row in rows for name in row.get(key) or ())
+    banded = {name for name in names if {f"{name}/min", f"{name}/max"} <= names.keys()}
+    ends = {f"{name}/{end}" for name in banded for end in ("min", "max")}
+    panels = [
+        Panel(
+            f"{name} (band: min to max)" if name in banded else name,
+            "",
+            _noted(key, name),
+            ends=(_noted(key, f"{name}/min"), _noted(key, f"{name}/max"))
+            if name in banded
+            else None,
+        )
+        for name in names
+        if name not in ends
+    ]
+    return figure(key, groups, panels) if panels else None
 
 
 def figure(name: str, groups: Sequence[Group], panels: Sequence[Panel]) -> Figure:
@@ -96,41 +112,46 @@ def figure(name: str, groups: Sequence[Group], panels: Sequence[Panel]) -> Figur
 
 
 def bands_note(groups: Sequence[Group]) -> str:
-    """Say what lines and bands are, for a figure of several seeds."""
+    """Return what lines and bands are, for a figure of several seeds."""
     if max(len(group.runs) for group in groups) < FEWEST:
-        return f"Lines are means over seeds; not enough seeds for bands, which take {FEWEST}."
+        return f"Lines are means over seeds; not enough seeds for bands, which need {FEWEST}."
     return f"Lines are means over seeds; bands are {PERCENT} intervals of the mean (Student's t)."
 
 
-def line(group: Group, points: Pick, width: int = 1) -> Line:
+def line(group: Group, points: Pick, width: int = 1, ends: tuple[Pick, Pick] | None = None) -> Line:
     """Return the mean over seeds, with its interval as a band where seeds are enough for one.
 
-    Seeds that have not come as far as others are left out of the later points.
+    Seeds that have fewer rounds than others are left out of the later points.
 
     Args:
         group: The runs.
         points: The curve of a run.
         width: Rounds that every point is a mean over.
+        ends: The curves that the band reaches from and to, instead of an interval.
     """
-    at: dict[int, list[float]] = {}
-    for run in group.runs:
-        for block, values in _blocks(points(run), width).items():
-            at.setdefault(block, []).append(statistics.fmean(values))
-    blocks = sorted(at)
-    found = [interval(at[b]) for b in blocks]
-    halves = [math.nan if each.half is None else each.half for each in found]
-    banded = not all(map(math.isnan, halves))
+    at = _by_block(group, points, width)
+    found = [interval(values) for values in at.values()]
+    if ends is None:
+        halves = [math.nan if each.half is None else each.half for each in found]
+        low = [each.mean - half for each, half in zip(found, halves, strict=True)]
+        high = [each.mean + half for each, half in zip(found, halves, strict=True)]
+    else:
+        low, high = (
+            [statistics.fmean(end.get(block, [math.nan])) for block in at]
+            for end in (_by_block(group, pick, width) for pick in ends)
+        )
+    banded = not all(map(math.isnan, low))
     return Line(
         group.label,
-        [(b + 1) * width - (width - 1) / 2 for b in blocks],
+        [(block + 1) * width - (width - 1) / 2 for block in at],
         [each.mean for each in found],
-        [each.mean - h for each, h in zip(found, halves, strict=True)] if banded else None,
-        [each.mean + h for each, h in zip(found, halves, strict=True)] if banded else None,
+        low if banded else None,
+        high if banded else None,
     )
 
 
 def _chart(groups: Sequence[Group], panel: Panel, width: int) -> Chart:
-    lines = [line(group, panel.points, width) for group in groups]
+    lines = [line(group, panel.points, width, panel.ends) for group in groups]
     name, points = panel.beside or ("", lambda _: [])
     beside = [each for group in groups if (each := line(group, points, width)).x]
     title = f"{panel.title} (dashed: {name})" if beside else panel.title
@@ -145,10 +166,14 @@ def _width(curves: Sequence[Points]) -> int:
     return -(-longest[-1][0] // POINTS) if len(longest) > POINTS else 1
 
 
-def _blocks(points: Points, width: int) -> dict[int, list[float]]:
-    """Return values by the block of ``width`` rounds that they fall in, the first from round 1."""
-    blocks: dict[int, list[float]] = {}
-    for round_, value in points:
-        if math.isfinite(value):
-            blocks.setdefault((round_ - 1) // width, []).append(value)
-    return blocks
+def _by_block(group: Group, points: Pick, width: int) -> dict[int, list[float]]:
+    """Return each seed's mean in every block of ``width`` rounds, the first from round 1."""
+    means: dict[int, list[float]] = {}
+    for run in group.runs:
+        blocks: dict[int, list[float]] = {}
+        for round_, value in points(run):
+            if math.isfinite(value):
+                blocks.setdefault((round_ - 1) // width, []).append(value)
+        for block, values in blocks.items():
+            means.setdefault(block, []).append(statistics.fmean(values))
+    return dict(sorted(means.items()))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmom.core.files import write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
-from fedmom.data.statistics import counts, label_mix, statistics
+from fedmom.data.summary import counts, label_mix, statistics
 from fedmom.reports.drawing import plain, quietly
 
 if TYPE_CHECKING:
@@ -41,21 +41,23 @@ def show(data: FederatedData, folder: Path) -> list[Path]:
     return paths
 
 
-def _figure(width: float, height: float) -> "Figure":
+def _figure(width: float, height: float, title: str) -> "Figure":
     # Imported here: drawing takes a second to load that a run need not wait for.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    figure.suptitle(plain(title), x=0.01, ha="left", fontweight="bold")
     return figure
 
 
 def _population(data: FederatedData) -> "Figure":
     """Samples per client, sorted and as a histogram, and the label mix of clients."""
-    figure = _figure(14, 4.6)
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.5))
     sizes, row = np.sort(counts(data))[::-1], statistics(data)
+    title = f"{data.name}: {row.samples:,} samples of {row.clients:,} clients"
+    figure = _figure(14, 4.6, title)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.5))
     left.fill_between(np.arange(1, len(sizes) + 1), sizes, step="mid", color=BLUE, alpha=0.8)
     left.axhline(row.mean, color=RED, linewidth=1.5, label=f"mean {row.mean:,.1f}")
     left.set(xlabel="clients, largest first", ylabel="samples", ylim=(0, None))
@@ -68,8 +70,6 @@ def _population(data: FederatedData) -> "Figure":
     for axis in (left, middle):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    title = plain(f"{data.name}: {row.samples:,} samples of {row.clients:,} clients")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
 
@@ -103,7 +103,8 @@ def _samples(data: FederatedData) -> "Figure":
 def _image_page(data: FederatedData) -> "Figure":
     """One client a row, some of its samples in it."""
     shown = _spread(data, CLIENTS_SHOWN)
-    figure = _figure(SAMPLES_SHOWN * 0.75, len(shown) * 0.95 + 0.6)
+    title = f"{data.name}: a client per row"
+    figure = _figure(SAMPLES_SHOWN * 0.75, len(shown) * 0.95 + 0.6, title)
     axes = figure.subplots(len(shown), SAMPLES_SHOWN, squeeze=False)
     names = _label_names(data)
     for line, k in zip(axes, shown, strict=True):
@@ -115,15 +116,14 @@ def _image_page(data: FederatedData) -> "Figure":
             axis.set_title(_label(data, names, label), fontsize=8, color=RED, pad=1.5)
         user = _user(data, k)
         line[0].text(0, -0.08, user, transform=line[0].transAxes, fontsize=7, va="top")
-    title = plain(f"{data.name}: a client per row")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
 
 def _text_page(data: FederatedData) -> "Figure":
     """A few windows of each client, with the character to predict."""
     shown = _spread(data, CLIENTS_SHOWN)
-    figure = _figure(7.2, len(shown) * 0.85 + 0.6)
+    title = f"{data.name}: {data.features.shape[0]} characters > the next"
+    figure = _figure(7.2, len(shown) * 0.85 + 0.6, title)
     axis = figure.subplots()
     axis.axis("off")
     symbols = data.class_names or SYMBOLS
@@ -135,8 +135,6 @@ def _text_page(data: FederatedData) -> "Figure":
             words = "".join(symbols[int(s)] for s in window)
             text = plain(f"{words} > {symbols[int(label)]!r}")
             axis.text(0.01, y - 0.03 * line, text, fontsize=8, family="monospace", va="top")
-    title = plain(f"{data.name}: {data.features.shape[0]} characters > the next")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
 

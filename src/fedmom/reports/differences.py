@@ -1,27 +1,30 @@
 """Differences paired over seeds: as tables, and in plain words."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fedmom.experiments import pairs
-from fedmom.experiments.pairs import Family, Measure, Pair
+from fedmom.experiments import paired_tests
+from fedmom.experiments.paired_tests import Family, Measure, Pair
 from fedmom.experiments.results import Group
-from fedmom.experiments.statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
+from fedmom.experiments.seed_statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
 from fedmom.reports.charts import Grid
-from fedmom.reports.tables import NONE
+from fedmom.reports.result_tables import NONE
 
 COLUMNS = ("seeds", "difference", f"interval ({PERCENT})", "p (Holm)", "finding")
+RECORD = ("measure", "run", "other", "seeds", "difference", "low", "high", "p", "finding")
 SMALLEST = 0.001  # p-values below it are shown as such
 EQUAL = f"equal within ±{MARGIN:g}"
-LR = "The runs have {}: give each algorithm its own best lr before you conclude (docs/runs.md)."
-ONE_SEED = "One seed shows no difference between algorithms: give --seeds 10 for intervals."
+LR = "The runs have {}: tune lr for each algorithm before you conclude (docs/runs.md)."
+ONE_SEED = "One seed is not evidence: use --seeds 10 for confidence intervals."
 
 
 def families(groups: Sequence[Group]) -> list[Family]:
     """Return the comparisons of test metric and training loss; none if there are no seeds."""
-    if not pairs.comparable(groups):
+    if not paired_tests.comparable(groups):
         return []
     return [
-        pairs.family(groups, measure) for measure in (pairs.ranking_measure(groups), pairs.LOSS)
+        paired_tests.family(groups, measure)
+        for measure in (paired_tests.ranking_measure(groups), paired_tests.LOSS)
     ]
 
 
@@ -40,7 +43,7 @@ def sentences(
 
 
 def rates_text(rates: Mapping[str, float | str]) -> str:
-    """Return step sizes in a few words: one for all, or each algorithm's own.
+    """Return learning rates in a few words: one for all, or one per algorithm.
 
     Examples:
         >>> rates_text({"fedavg": 0.1, "fedmom": 0.1}), rates_text({"fedavg": 0.1, "fedmom": 0.01})
@@ -56,12 +59,23 @@ def grid(family: Family) -> Grid:
     name = family.measure.name
     title = f"{name.capitalize()}: differences paired by seed"
     if family.best is not None:
-        title += f", each less {family.best} (best mean)"
+        title += f", vs. {family.best} (best mean)"
     shown = [[_label(pair, family), *_cells(pair, family)] for pair in family.pairs]
     first = "run" if family.best is not None else "pair"
     ours = family.measure
     place = "test-loss" if (ours.split, ours.key) == ("test", "loss") else ours.key
     return Grid(f"differences-{place}", title, (first, *COLUMNS), shown, _note(family))
+
+
+def records(family: Family) -> list[tuple[Any, ...]]:
+    """Return the differences as numbers, in the order of ``RECORD``."""
+    found = []
+    for pair in family.pairs:
+        apart, finding = pair.difference.interval, finding_text(pair.finding, family.measure.better)
+        ends = (None, None) if apart.half is None else (apart.low, apart.high)
+        numbers = (apart.seeds, apart.mean, *ends, pair.p)
+        found.append((family.measure.name, pair.ours, pair.theirs, *numbers, finding))
+    return found
 
 
 def sentence(family: Family) -> str:
@@ -112,7 +126,7 @@ def _cells(pair: Pair, family: Family) -> list[str]:
 
 
 def _note(family: Family) -> str:
-    if family.measure == pairs.LOSS:
+    if family.measure == paired_tests.LOSS:
         return "As above; lower is better."
     first = "the run" if family.best is not None else "the first of the pair"
     holm = (

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
-from fedmom.reports import palette
-from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line
+from fedmom.reports.charts import LIGHT, Area, Bars, Chart, Figure, Heat, Line, colours_of
 
 if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait for
     from matplotlib.figure import Figure as Image
@@ -20,10 +19,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 PANEL_INCHES = (2.5, 2.05)
 TITLE_LETTERS = 36  # that fit above a panel
 HEADLINE_LETTERS = 30  # the same of a figure's title, which is larger
-LEGEND_LINES, LINE_INCHES = (
-    2,
-    0.17,
-)  # lines of a legend that a figure has room for, and their height
+LEGEND_LINES, LINE_INCHES = 2, 0.17  # that a figure has room for, and the height of each
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 STYLE: Any = {
     "font.size": 8,
@@ -56,7 +52,7 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Image
 
-    colours = colours or palette.assign([figure])
+    colours = colours or colours_of([figure])
     columns = figure.across
     rows = -(-len(figure.charts) // columns)
     with matplotlib.rc_context(STYLE):
@@ -120,7 +116,7 @@ def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str
             _draw_heat(axes, mark)
             continue
         number = colours[mark.label]
-        colour = palette.LIGHT[number % len(palette.LIGHT)]
+        colour = LIGHT[number % len(LIGHT)]
         if isinstance(mark, Line):
             handle = _draw_line(axes, mark, number, colour)
         elif isinstance(mark, Area):
@@ -144,7 +140,7 @@ def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str
 
 
 def _draw_line(axes: Any, line: Line, number: int, colour: str) -> Any:
-    dash = DASHES[1] if line.dashed else DASHES[number // len(palette.LIGHT) % len(DASHES)]
+    dash = DASHES[1] if line.dashed else DASHES[number // len(LIGHT) % len(DASHES)]
     if line.low is not None and line.high is not None:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
     marker = {"marker": "o", "markersize": 3.5} if line.markers or len(line.x) == 1 else {}
@@ -180,8 +176,9 @@ def _draw_heat(axes: Any, heat: Heat) -> None:
 def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None:
     """Draw cells with their texts: blue above 0, orange below, white at 0."""
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
 
-    shades = LinearSegmentedColormap.from_list("", [palette.LIGHT[1], "#ffffff", palette.LIGHT[0]])
+    shades = LinearSegmentedColormap.from_list("", [LIGHT[1], "#ffffff", LIGHT[0]])
     axes.imshow(heat.shades, cmap=shades, vmin=-1, vmax=1, aspect="auto")
     for row, values in enumerate(heat.shades):
         for column, value in enumerate(values):
@@ -192,14 +189,8 @@ def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None
     for side in axes.spines.values():
         side.set_visible(False)
     for row, column in heat.framed:
-        corner = (column - 0.5, row - 0.5)
-        axes.add_patch(_frame(corner))
-
-
-def _frame(corner: tuple[float, float]) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 1, 1, fill=False, edgecolor="#000000", linewidth=2, clip_on=False)
+        look: Any = {"fill": False, "edgecolor": "#000000", "linewidth": 2, "clip_on": False}
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
 
 
 def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:
@@ -219,6 +210,6 @@ def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:
 
 
 def plain(text: str) -> str:
-    """Return text that matplotlib takes as it is: no formula, and no name it would hide."""
+    """Return text that matplotlib draws literally: no formula, and no leading underscore."""
     shown = text.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmom.core.files import write_atomic
-from fedmom.experiments import pairs
-from fedmom.experiments.pairs import Pair
+from fedmom.experiments import paired_tests
+from fedmom.experiments.paired_tests import Pair
 from fedmom.experiments.results import Group, RankedBy, ranked_by
-from fedmom.experiments.statistics import Interval, interval
+from fedmom.experiments.seed_statistics import Interval, interval
 from fedmom.reports import differences
 from fedmom.reports.charts import Grid
-from fedmom.reports.tables import mean_text, over_seeds_note
+from fedmom.reports.result_tables import mean_text, over_seeds_note
 
 CHOSEN = (
-    "The first row was chosen by these runs, so its numbers look better than they are: report it"
-    " on other seeds, such as fedmom compare --seed 100 --seeds 10 with its settings."
+    "The first row was selected on these runs, so its numbers are optimistic: report it on other"
+    " seeds, such as fedmom compare --seed 100 --seeds 10 with its settings."
 )
 
 
@@ -40,7 +40,7 @@ class _Rank:
     by: RankedBy
     losses: Sequence[float]
     metrics: Sequence[float]
-    best: Sequence[float]  # metrics on the way
+    best: Sequence[float]  # metrics at any evaluation
     pair: Pair | None = None  # None: it is the best row itself, or the data are others
 
     @property
@@ -63,12 +63,10 @@ class _Rank:
     def values(self) -> list[object]:
         """Return the cells of the file, with all digits; None where there is no number."""
         found = self.pair.difference.interval if self.pair else interval([])
-        finding = self._finding() if self.pair else None
         return [
             *(self.group.label, len(self.group.runs), _bounds(interval(self.losses))[0]),
-            *_bounds(interval(self.metrics)),
-            *_bounds(found),
-            *(self.pair.p if self.pair else None, finding),
+            *(*_bounds(interval(self.metrics)), *_bounds(found)),
+            *((self.pair.p, self._finding(self.pair)) if self.pair else (None, None)),
             *(_bounds(interval(self.best))[0], self.stopped),
         ]
 
@@ -76,28 +74,26 @@ class _Rank:
         if self.pair is None:
             return ["", "best"]
         mean, half = differences.mean_text(self.pair), self.pair.difference.interval.half
-        finding = self._finding()
+        finding = self._finding(self.pair)
         for last in (" seeds", " ±"):  # in two lines, or names would have no room
             finding = finding.replace(last, f"\n{last.strip()}")
         if half is None:
             return [mean, finding]
         return [f"{mean}\n±{half:.3f}", f"{finding}\np {differences.p_text(self.pair.p)}"]
 
-    def _finding(self) -> str:
-        if self.pair is None:
-            return ""
-        return differences.finding_text(self.pair.finding, self.by.better)
+    def _finding(self, pair: Pair) -> str:
+        return differences.finding_text(pair.finding, self.by.better)
 
 
 def grid(groups: Sequence[Group]) -> Grid:
     """Return the table of a sweep, best first."""
     ranks = _ranking(groups)
-    seeds, stopped = pairs.comparable(groups), any(rank.stopped for rank in ranks)
+    seeds, stopped = paired_tests.comparable(groups), any(rank.stopped for rank in ranks)
     metric = ranked_by(groups).metric
     columns = [
         *("runs", "seeds", "train loss", f"test {metric}"),
-        *(("less the best", "finding") if seeds else ()),
-        *("best on the way", *(("stopped",) if stopped else ())),
+        *(("vs. best", "finding") if seeds else ()),
+        *("best so far", *(("stopped",) if stopped else ())),
     ]
     rows = [rank.texts(seeds=seeds, stopped=stopped) for rank in ranks]
     return Grid("sweep", f"Best first, by test {metric}", columns, rows, _note(groups))
@@ -115,10 +111,10 @@ def write(path: Path, groups: Sequence[Group]) -> Path:
 def _ranking(groups: Sequence[Group]) -> list[_Rank]:
     by = ranked_by(groups)
     ranks = sorted((_rank(group, by) for group in groups), key=_Rank.order)
-    if not pairs.same_data(groups):
+    if not paired_tests.same_data(groups):
         return ranks
-    measure = pairs.ranking_measure(groups)
-    family = pairs.family([rank.group for rank in ranks], measure, best=0)
+    measure = paired_tests.ranking_measure(groups)
+    family = paired_tests.family([rank.group for rank in ranks], measure, best=0)
     return [replace(r, pair=p) for r, p in zip(ranks, [None, *family.pairs], strict=True)]
 
 
@@ -142,10 +138,10 @@ def _bounds(found: Interval) -> tuple[float | None, float | None, float | None]:
 
 def _note(groups: Sequence[Group]) -> str:
     over_seeds = over_seeds_note(groups)
-    if len(groups) == 1 or not pairs.same_data(groups):
+    if len(groups) == 1 or not paired_tests.same_data(groups):
         return over_seeds
     if not over_seeds:
-        return f"One seed shows no difference: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
+        return f"One seed is not evidence: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
     tested = len(groups) * (len(groups) - 1) // 2
     return (
         f"{over_seeds} Differences to the first row are paired by seed, with p corrected by Holm's"

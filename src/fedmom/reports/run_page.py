@@ -13,10 +13,11 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.reports import curves, devices, differences, drawing, palette, tables
-from fedmom.reports.charts import Figure, Grid
-from fedmom.reports.html import Part, Section, Settings, Words, write_page
+from fedmom.reports import curves, differences, drawing, result_tables
+from fedmom.reports.charts import Figure, Grid, colours_of
+from fedmom.reports.html import Part, Section, Settings, Words
 from fedmom.reports.html.live import View
+from fedmom.reports.html.render import write_page
 
 SECONDS_TO_WORRY = 30.0
 EARLY = ("diverged", "stopped", "unfinished")  # the statuses of runs that are not whole
@@ -44,13 +45,17 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
         goal: The value of the test metric to count rounds to; by default the runner-up's best.
     """
     groups = group_by_seed(results)
-    evaluations, diagnostics = curves.evaluations(groups), curves.diagnostics(groups)
+    evaluations = curves.evaluations(groups)
+    figures = {
+        "Evaluations": evaluations,
+        "Rounds": curves.rounds(groups),
+        "Metrics of the method": curves.noted("metrics", groups),
+        "Diagnostics": curves.noted("diagnostics", groups),
+    }
     tables_of_devices = _devices(results)
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
-        Section("Evaluations", [evaluations]),
-        Section("Rounds", [curves.rounds(groups)]),
-        *([Section("Diagnostics", [diagnostics])] if diagnostics else []),
+        *(Section(title, [figure]) for title, figure in figures.items() if figure),
         *_theory(groups),
         *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
         Section("Settings", _settings(groups)),
@@ -64,9 +69,9 @@ def write(view: Overview, path: Path) -> Path:
 
 
 def print_figures(view: Overview, page: Path) -> Iterator[list[Path]]:
-    """Write the page's figures beside it as PNG, SVG and PDF, one after another."""
+    """Write the page's figures next to it as PNG, SVG and PDF, one after another."""
     figures = view.figures()
-    colours = palette.assign(figures)
+    colours = colours_of(figures)
     for figure in figures:
         named = replace(figure, name=f"{page.stem}-{figure.name}")
         yield drawing.save(named, page.parent, colours=colours)
@@ -89,7 +94,7 @@ def live_view(folder: Path) -> View:
 
 
 def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
-    """Return a word for how runs are getting on, and a sentence."""
+    """Return the status of runs: a word, and a sentence."""
     rounds = sum(run.done for run in results)
     early = _counts(results, ("diverged", "stopped"))
     if not any(run.status == "unfinished" for run in results):
@@ -105,14 +110,14 @@ def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
     longest = max((row["seconds"] for run in results for row in run.rounds), default=0.0)
     if silent > max(SECONDS_TO_WORRY, 5 * longest):
         return "waiting", (
-            f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped, go on"
-            f" with: {_command(results, folder)}"
+            f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped,"
+            f" resume it: {_command(results, folder)}"
         )
-    return "running", f"Running: {place}." if rounds else "Started: no round is done yet."
+    return "running", f"Running: {place}." if rounds else "Started: no round has ended yet."
 
 
 def _command(results: Sequence[Result], folder: Path) -> str:
-    """Return the command that goes on with runs; those on devices need their server."""
+    """Return the command that resumes runs; those on devices need their server."""
     if any(run.config.data == "devices" for run in results):
         return f"fedmom deploy run DEPLOYMENT --out {folder}, with the deployment's folder"
     return f"fedmom resume {folder}"
@@ -138,7 +143,7 @@ def _headline(groups: Sequence[Group]) -> tuple[str, str]:
 
 
 def _theory(groups: Sequence[Group]) -> list[Section]:
-    """Return what the theory says of the runs it was asked about; no section without any."""
+    """Return what `fedmom theory check` has found about the runs, if it was called."""
     said = [
         f"{group.label}{_seed(run, group)}: {text}"
         for group in groups
@@ -151,29 +156,27 @@ def _theory(groups: Sequence[Group]) -> list[Section]:
 def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
     families = differences.families(groups)
     sentences = [
-        tables.verdict(groups, goal) if len(groups) > 1 else "",
+        result_tables.verdict(groups, goal) if len(groups) > 1 else "",
         *map(differences.sentence, families),
         *stopped_early(groups),
     ]
     # Words come even if there are none: a live page stays as it is while its parts are the same.
     words = Words("\n\n".join(sentence for sentence in sentences if sentence))
-    return [words, tables.grid(groups, goal), *map(differences.grid, families)]
+    return [words, result_tables.grid(groups, goal), *map(differences.grid, families)]
 
 
 def stopped_early(groups: Sequence[Group]) -> list[str]:
     """Return a sentence for each way in which runs ended before their last round."""
-    return [said for status in EARLY if (said := _early(groups, status))]
-
-
-def _early(groups: Sequence[Group], status: str) -> str:
-    """Say how far the runs of a status came; nothing if there are none."""
-    runs = [
-        f"{group.label}{_seed(run, group)}: {run.done} of {run.config.rounds} rounds{_why(run)}"
-        for group in groups
-        for run in group.runs
-        if run.status == status
-    ]
-    return f"{status.capitalize()}: {'; '.join(runs)}." if runs else ""
+    found = []
+    for status in EARLY:
+        runs = [
+            f"{group.label}{_seed(run, group)}: {run.done} of {run.config.rounds} rounds{_why(run)}"
+            for group in groups
+            for run in group.runs
+            if run.status == status
+        ]
+        found += [f"{status.capitalize()}: {'; '.join(runs)}."] if runs else []
+    return found
 
 
 def _seed(run: Result, group: Group) -> str:
@@ -191,7 +194,7 @@ def _devices(results: Sequence[Result]) -> list[Part]:
     found = []
     for run in results:
         why = {c: reason for row in run.rounds for c, reason in row.get("rejected", ())}
-        shown = devices.grid(run.path, why)
+        shown = result_tables.device_grid(run.path, why)
         if shown is not None:
             title = shown.title if len(results) == 1 else f"{shown.title} of {run.path.name}"
             found.append(replace(shown, title=title))

@@ -34,7 +34,7 @@ def overview(groups: Sequence[Group], goal: float | None = None) -> Overview:
 def of_folders(
     folders: Sequence[Path], found: Sequence[Result], goal: float | None = None
 ) -> Overview:
-    """Return the page about folders; a sweep by itself has a page of its own kind.
+    """Return the page about folders; a single sweep has its own kind of page.
 
     Args:
         folders: The folders.
@@ -76,7 +76,7 @@ def heat_maps(groups: Sequence[Group]) -> Figure | None:
             continue
         shades = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
         charts.append(Chart(title, across, "", [Heat(title, rows, columns, shades)]))
-    note = "After the last evaluation, means over seeds. An empty cell was not run, or diverged."
+    note = "After the last evaluation, means over seeds. Empty cells were not run, or diverged."
     return Figure("grid", "Where the runs ended", charts, columns=2, note=note) if charts else None
 
 
@@ -109,7 +109,6 @@ def _order(text: str) -> tuple[float, str]:
 
 
 def _mean(runs: Sequence[Result], split: str, key: str) -> float:
-    if all(run.diverged for run in runs):
-        return math.nan
-    values = [value for run in runs if (value := run.last(split, key)) is not None]
+    ends = (run.last(split, key) for run in runs if not run.diverged)
+    values = [value for value in ends if value is not None]
     return statistics.fmean(values) if values else math.nan

@@ -6,6 +6,7 @@ so g_t is (w_t - w_{t+1}) / η.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fedmom.algorithms.client import full_gradient
+from fedmom.algorithms.local_work import full_gradient
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import write_atomic
 from fedmom.core.progress import track
@@ -63,7 +64,7 @@ def directions(
         run: The run's folder.
         experiment: Its parts.
         other: The folder of another run, whose last model to aim at as well.
-        fedsgd: Whether to take FedSGD's gradients at the same models as well.
+        fedsgd: Whether to compute FedSGD's gradients at the same models, too.
         console: Where the progress is shown.
     """
     known = stored(folder, run, other)
@@ -71,13 +72,13 @@ def directions(
         return known
     made = replay(run, experiment, other=other, fedsgd=fedsgd, console=console)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(_file(folder, run), json.dumps(asdict(made)).encode())
+    write_atomic(folder / f"{run.name}.json", json.dumps(asdict(made)).encode())
     return made
 
 
 def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
     """Return the inner products of an earlier call, if it aimed at the same models."""
-    file = _file(folder, run)
+    file = folder / f"{run.name}.json"
     if not file.exists():
         return None
     known = Directions(**json.loads(file.read_bytes()))
@@ -87,13 +88,11 @@ def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
 def replay(
     run: Path, experiment: Experiment, *, other: Path | None, fedsgd: bool, console: Console
 ) -> Directions:
-    """Run FedAvg again and take the inner products on the way."""
+    """Run FedAvg again and record the inner products."""
     start = experiment.start()
     last = _last_model(run, start)
     aside = None if other is None else _last_model(other, start)
-    products: dict[str, list[float]] = {
-        name: [] for name in ("fedavg", "fedsgd", "elsewhere", "fedavg_cosine", "fedsgd_cosine")
-    }
+    products: dict[str, list[float]] = defaultdict(list)
     eta, rounds = float(experiment.config.server_lr), experiment.config.rounds
     params, here = start.params, _flat(start.params)
     with ExitStack() as stack:
@@ -115,7 +114,7 @@ def replay(
     if not np.array_equal(here, last):
         raise FedMomError(
             f"Replaying {run} did not end at its checkpoint: it was trained by another version or"
-            " on another machine. Move the folder away, and call the command again."
+            " on another machine. Move the folder away, and run the command again."
         )
     return Directions(
         products["fedavg"],
@@ -151,12 +150,10 @@ def _fedsgd_gradient(experiment: Experiment) -> Iterator[Callable[[Params, Recor
 def _last_model(run: Path, template: State) -> Vector:
     checkpoint = RunFolder.open(run).restore(template)
     if checkpoint is None:
-        raise FedMomError(f"{run} has no checkpoint. Move the folder away, and call again.")
+        raise FedMomError(
+            f"{run} has no checkpoint. Move the folder away, and run the command again."
+        )
     return _flat(checkpoint.state.params)
-
-
-def _file(folder: Path, run: Path) -> Path:
-    return folder / f"{run.name}.json"
 
 
 def _cosine(one: Vector, other: Vector) -> float:

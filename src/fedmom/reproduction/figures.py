@@ -1,7 +1,7 @@
 """The paper's figures, as charts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +9,12 @@ import numpy as np
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.glyphs import CHARACTERS
 from fedmom.data.sources.shakespeare import SYMBOLS
-from fedmom.data.statistics import counts, label_mix
+from fedmom.data.summary import counts, label_mix
 from fedmom.experiments.results import Result
-from fedmom.experiments.statistics import FEWEST, interval
+from fedmom.experiments.seed_statistics import FEWEST, interval
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Heat, Line, Mark
-from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
-from fedmom.reproduction.measures import Measures, final_loss, positive, windows
+from fedmom.reproduction.findings import Findings, RunsByChoice
+from fedmom.reproduction.measures import Contest, Measures, final_loss, positive, windows
 from fedmom.reproduction.plan import NAMES, RIVALS
 
 PANELS = (
@@ -86,9 +86,10 @@ def direction(findings: Findings) -> Figure:
     length = findings.scale.window
     charts = []
     for name, products in findings.directions.items():
-        marks = [_products(NAMES["fedavg"], products.fedavg, length)]
+        marks = [_products(NAMES["fedavg"], products.fedavg, length, markers=True)]
         if products.elsewhere is not None:
-            marks.append(_products("FedAvg, w* of another run", products.elsewhere, length))
+            label = "FedAvg, w* of another run"
+            marks.append(_products(label, products.elsewhere, length, markers=True))
         share = f"{positive(products.fedavg):.0%} positive"
         charts.append(Chart(f"{name}: {share}", "round", "<g, w - w*>", marks))
     return Figure(
@@ -105,9 +106,9 @@ def direction(findings: Findings) -> Figure:
     )
 
 
-def _products(label: str, products: Sequence[float], length: int) -> Line:
+def _products(label: str, products: Sequence[float], length: int, *, markers: bool = False) -> Line:
     ends, means = windows(products, length)
-    return Line(label, ends, means, markers=True)
+    return Line(label, ends, means, markers=markers)
 
 
 def against_fedsgd(findings: Findings) -> Figure:
@@ -116,22 +117,16 @@ def against_fedsgd(findings: Findings) -> Figure:
     charts = []
     products = findings.directions.get(name)
     if products is not None and products.fedsgd is not None:
-        ends, ours = windows(products.fedavg, length)
-        _, theirs = windows(products.fedsgd, length)
-        marks: list[Mark] = [
-            Line(NAMES["fedavg"], ends, ours),
-            Line(NAMES["fedsgd"], ends, theirs),
-            _gap(ends, ours, theirs),
+        lines = [
+            _products(NAMES["fedavg"], products.fedavg, length),
+            _products(NAMES["fedsgd"], products.fedsgd, length),
         ]
-        charts.append(Chart("inner product", "round", "<g, w - w*>", marks))
+        charts.append(_with_gap("inner product", "<g, w - w*>", lines))
     if name in findings.equal:
-        entries = findings.equal[name].entries
-        runs = {m: entries[m].measures.runs for m in ("fedavg", "fedsgd") if m in entries}
+        shown = _by_name(findings.equal[name], ("fedavg", "fedsgd"))
         for split, key, title in PANELS[:2]:
-            lines: list[Mark] = [curve(NAMES[m], r, split, key) for m, r in runs.items()]
-            if len(lines) == 2:
-                lines.append(_between(lines))
-            charts.append(Chart(title, "round", title, lines))
+            lines = [curve(label, m.runs, split, key) for label, m in shown.items()]
+            charts.append(_with_gap(title, title, lines))
     return Figure(
         "fig4",
         f"Figure 4. FedAvg and FedSGD on {name}",
@@ -141,30 +136,44 @@ def against_fedsgd(findings: Findings) -> Figure:
     )
 
 
-def _between(lines: Sequence[Mark]) -> Area:
-    first, second = (line for line in lines if isinstance(line, Line))
-    shared = min(len(first.x), len(second.x))
-    return _gap(first.x[:shared], first.y[:shared], second.y[:shared])
+def _with_gap(title: str, y: str, lines: Sequence[Line]) -> Chart:
+    """Return a chart of lines; the gap between two is shaded as far as both go."""
+    marks: list[Mark] = [*lines]
+    if len(lines) == 2:
+        pairs = list(zip(lines[0].y, lines[1].y, strict=False))
+        x, low, high = lines[0].x[: len(pairs)], [*map(min, pairs)], [*map(max, pairs)]
+        marks.append(Area("gap", x, low, high))
+    return Chart(title, "round", y, marks)
 
 
-def _gap(x: Sequence[float], one: Sequence[float], other: Sequence[float]) -> Area:
-    low = [min(a, b) for a, b in zip(one, other, strict=True)]
-    high = [max(a, b) for a, b in zip(one, other, strict=True)]
-    return Area("gap", x, low, high)
+def _by_name(contest: Contest, methods: Iterable[str] | None = None) -> dict[str, Measures]:
+    """Return the measures of a contest's methods, by the names that they are shown by."""
+    entries = contest.entries
+    return {NAMES[m]: entries[m].measures for m in methods or entries if m in entries}
+
+
+def _panels(task: str, shown: Mapping[str, Measures]) -> list[Chart]:
+    """Return loss, accuracy and its 10th percentile over rounds."""
+    return [
+        _chart(f"{task}{y}", y, [curve(label, m.runs, split, key) for label, m in shown.items()])
+        for split, key, y in PANELS
+    ]
 
 
 def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure:
     """Figure 5: loss, accuracy and its 10th percentile, for all methods and both datasets."""
-    charts = [
-        _chart(
-            f"{task}: {panel}",
-            panel,
-            [curve(NAMES[m], e.measures.runs, split, key) for m, e in contest.entries.items()],
+    charts = [c for task, each in contests.items() for c in _panels(f"{task}: ", _by_name(each))]
+    rates = [
+        f"γ on {contest.where}: "
+        + ", ".join(
+            f"{NAMES[m]} {e.choice.lr:g} ({e.measures.seeds_text()}"
+            f"{', edge of its grid' if e.choice.at_edge else ''})"
+            for m, e in contest.entries.items()
         )
-        for task, contest in contests.items()
-        for split, key, panel in PANELS
+        for contest in contests.values()
     ]
-    return Figure(name, title, charts, note=f"{_rates(contests)} {BAND}")
+    note = f"{' '.join(f'{text}.' for text in rates)} {BAND}"
+    return Figure(name, title, charts, note=note)
 
 
 def _chart(title: str, y: str, lines: Sequence[Line]) -> Chart:
@@ -172,24 +181,6 @@ def _chart(title: str, y: str, lines: Sequence[Line]) -> Chart:
     ends = [v for line in lines for v in line.y]
     wide = "loss" in y and bool(ends) and max(ends) > WIDE * min(ends) > 0
     return Chart(title, "round", y, lines, log_y=wide)
-
-
-def _rates(contests: Mapping[str, Contest]) -> str:
-    texts = []
-    for contest in contests.values():
-        entries = contest.entries.items()
-        rates = ", ".join(
-            f"{NAMES[m]} {e.lr:g} ({seeds(e.measures)}{', edge of its grid' if e.at_edge else ''})"
-            for m, e in entries
-        )
-        texts.append(f"γ on {contest.where}: {rates}.")
-    return " ".join(texts)
-
-
-def seeds(measures: Measures) -> str:
-    """Return how many seeds there are, and how many diverged."""
-    text = f"{measures.seeds} seed{'s' if measures.seeds != 1 else ''}"
-    return text + (f", {measures.diverged} diverged" if measures.diverged else "")
 
 
 def sensitivity(findings: Findings) -> Figure:
@@ -225,18 +216,11 @@ def _final_losses(title: str, x: str, methods: RunsByChoice, *, log_x: bool) -> 
 
 def beyond(findings: Findings) -> Figure:
     """Test accuracy in every variant, each method at its own best γ."""
-    charts = [
-        Chart(
-            variant,
-            "round",
-            "test accuracy",
-            [
-                curve(NAMES[m], e.measures.runs, "test", "accuracy")
-                for m, e in contest.entries.items()
-            ],
-        )
-        for variant, contest in findings.beyond.items()
-    ]
+    split, key, y = PANELS[1]
+    charts = []
+    for variant, contest in findings.beyond.items():
+        lines = [curve(label, m.runs, split, key) for label, m in _by_name(contest).items()]
+        charts.append(Chart(variant, "round", y, lines))
     return Figure(
         "beyond",
         f"Beyond the paper: {findings.scale.femnist.name}",
@@ -247,18 +231,10 @@ def beyond(findings: Findings) -> Figure:
 
 def author(findings: Findings) -> Figure:
     """FedMom of the paper and of its first author's code."""
-    charts = [
-        _chart(
-            panel,
-            panel,
-            [curve(label, m.runs, split, key) for label, m in findings.author.items()],
-        )
-        for split, key, panel in PANELS
-    ]
     return Figure(
         "author",
         f"The first author's code: {findings.scale.femnist.name}",
-        charts,
+        _panels("", findings.author),
         note=f"At FedMom's own best γ. {BAND}",
     )
 

@@ -10,34 +10,12 @@ from fedmom.core.errors import FedMomError
 from fedmom.experiments.results import Result
 from fedmom.reproduction import directions, plan
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.measures import Measures, measure
+from fedmom.reproduction.measures import Choice, Contest, Duel, Entry, Measures, duels, measure
 from fedmom.reproduction.plan import METHODS, PAPER, RIVALS, PaperTask, Scale, Variant
 from fedmom.reproduction.runner import Cache
 
 # By method, then by the choice of what is varied, such as γ.
 RunsByChoice = Mapping[str, Mapping[float, Sequence[Result]]]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A method in a contest, at its step size."""
-
-    lr: float
-    at_edge: bool  # γ is the first or last of its grid
-    measures: Measures
-
-
-@dataclass(frozen=True)
-class Contest:
-    """Methods that are compared in one setting."""
-
-    where: str
-    entries: Mapping[str, Entry]  # by algorithm
-
-    @property
-    def target(self) -> float:
-        """The test accuracy that rounds are counted to."""
-        return next(iter(self.entries.values())).measures.target
 
 
 @dataclass(frozen=True)
@@ -53,123 +31,118 @@ class Findings:
     beyond: Mapping[str, Contest]  # by variant
     author: Mapping[str, Measures]  # by label
 
-    def at_same_lr(self, task: PaperTask) -> dict[float, Contest]:
-        """FedAvg and FedMom at every γ of the grid at which both have ended."""
-        curves = self.over_lr[task.name]
-        both = [lr for lr in task.lrs if all(lr in curves.get(m, {}) for m in RIVALS)]
-        return {
-            lr: Contest(
-                f"{task.name}, γ {lr:g}",
-                {
-                    m: Entry(lr, False, measures)
-                    for m, measures in measure({m: curves[m][lr] for m in RIVALS}).items()
-                },
-            )
-            for lr in both
-        }
+    def at_same_lr(self, task: PaperTask) -> dict[float, Duel]:
+        """Return FedMom against FedAvg at every γ of the grid at which both have ended."""
+        curves, found = self.over_lr[task.name], {}
+        for lr in task.lrs:
+            runs = {m: curves.get(m, {}).get(lr, ()) for m in RIVALS}
+            if all(runs.values()):
+                choices = dict.fromkeys(RIVALS, Choice(lr, None, at_edge=False))
+                found[lr] = _contest(f"{task.name}, γ {lr:g}", choices, runs)
+        return dict(zip(found, duels([*found.values()]), strict=True))
 
 
 def gather(
-    cache: Cache, scale: Scale, parts: Sequence[str], folder: Path, console: Console, replay: bool
+    cache: Cache, parts: Sequence[str], folder: Path, console: Console, replay: bool
 ) -> Findings:
     """Read what has ended; replay FedAvg's runs, where allowed, for those parts that ask for it."""
-    equal = {task.name: _equal(cache, scale, task) for task in scale.tasks}
-    own = {task.name: _own(cache, scale, task, METHODS, PAPER) for task in scale.tasks}
-    beyond = {v.name: _own(cache, scale, scale.femnist, RIVALS, v) for v in scale.variants}
-    known = {
-        task.name: _directions(
-            cache, scale, task, folder, console, replay and _asked(scale, task, parts)
-        )
-        for task in scale.tasks
-    }
+    scale = cache.scale
+    femnist = scale.femnist
+    equal, own, over_lr, aims, beyond = {}, {}, {}, {}, {}
+    for task in scale.tasks:
+        choices = _choices(cache, task, METHODS)
+        at_fedavgs = dict.fromkeys(METHODS, choices["fedavg"]) if "fedavg" in choices else {}
+        equal[task.name] = _at(cache, f"{task.name}, equal γ", task, at_fedavgs)
+        own[task.name] = _at(cache, f"{task.name}, own best γ", task, choices)
+        over_lr[task.name] = {
+            m: _by_choice({lr: cache.runs(task, m, lr, task.seeds) for lr in task.lrs})
+            for m in RIVALS
+        }
+        asked = "fig3" in parts or ("fig4" in parts and task == femnist)
+        if choice := choices.get("fedavg"):
+            how = (folder, console, replay and asked)
+            aims[task.name] = _directions(cache, task, choice, *how)
+    for variant in scale.variants:
+        choices = _choices(cache, femnist, RIVALS, variant)
+        beyond[variant.name] = _at(cache, variant.name, femnist, choices, variant)
     return Findings(
         scale,
-        {name: contest for name, contest in equal.items() if contest.entries},
-        {name: contest for name, contest in own.items() if contest.entries},
-        {task.name: _over_lr(cache, scale, task) for task in scale.tasks},
-        _over_epochs(cache, scale),
-        {name: products for name, products in known.items() if products},
-        {name: contest for name, contest in beyond.items() if contest.entries},
-        _author(cache, scale),
+        _ended(equal),
+        _ended(own),
+        over_lr,
+        _over_epochs(cache),
+        {name: found for name, found in aims.items() if found},
+        _ended(beyond),
+        _author(cache),
     )
 
 
-def _asked(scale: Scale, task: PaperTask, parts: Sequence[str]) -> bool:
-    return "fig3" in parts or ("fig4" in parts and task == scale.femnist)
+def _choices(
+    cache: Cache, task: PaperTask, methods: Sequence[str], variant: Variant = PAPER
+) -> dict[str, Choice]:
+    """Return the best γ of each method whose search has ended."""
+    searches = {m: cache.scale.search(task, m, cache.choose, variant) for m in methods}
+    return {m: choice for m, grid in searches.items() if (choice := cache.choice(grid))}
 
 
-def _equal(cache: Cache, scale: Scale, task: PaperTask) -> Contest:
-    choice = cache.choice(scale.search(task, "fedavg", cache.choose))
-    if choice is None:
-        return Contest(task.name, {})
-    runs = {m: cache.results(scale.runs(task, m, choice.lr, task.seeds)) for m in METHODS}
-    return Contest(
-        f"{task.name}, equal γ",
-        {m: Entry(choice.lr, choice.at_edge, each) for m, each in measure(runs).items()},
-    )
-
-
-def _own(
-    cache: Cache, scale: Scale, task: PaperTask, methods: Sequence[str], variant: Variant
+def _at(
+    cache: Cache,
+    where: str,
+    task: PaperTask,
+    choices: Mapping[str, Choice],
+    variant: Variant = PAPER,
 ) -> Contest:
-    grids = {m: scale.search(task, m, cache.choose, variant) for m in methods}
-    choices = {m: choice for m, grid in grids.items() if (choice := cache.choice(grid))}
-    runs = {
-        m: cache.results(scale.runs(task, m, choice.lr, task.seeds, variant))
-        for m, choice in choices.items()
-    }
-    where = f"{task.name}, own best γ" if variant == PAPER else variant.name
-    return Contest(
-        where,
-        {m: Entry(choices[m].lr, choices[m].at_edge, each) for m, each in measure(runs).items()},
-    )
+    """Return methods, each at a γ that was chosen for it."""
+    runs = {m: cache.runs(task, m, c.lr, task.seeds, variant) for m, c in choices.items()}
+    return _contest(where, choices, runs)
 
 
-def _over_lr(cache: Cache, scale: Scale, task: PaperTask) -> RunsByChoice:
-    def ended(method: str, lr: float) -> list[Result]:
-        return cache.results(scale.runs(task, method, lr, task.seeds))
+def _contest(
+    where: str, choices: Mapping[str, Choice], runs: Mapping[str, Sequence[Result]]
+) -> Contest:
+    return Contest(where, {m: Entry(choices[m], each) for m, each in measure(runs).items()})
 
-    return {m: {lr: runs for lr in task.lrs if (runs := ended(m, lr))} for m in RIVALS}
+
+def _ended(contests: Mapping[str, Contest]) -> dict[str, Contest]:
+    return {name: contest for name, contest in contests.items() if contest.entries}
 
 
-def _over_epochs(cache: Cache, scale: Scale) -> Mapping[str, RunsByChoice]:
-    own = {m: cache.choice(scale.search(scale.femnist, m, cache.choose)) for m in RIVALS}
-    chosen = {"equal γ": dict.fromkeys(RIVALS, own["fedavg"]), "own best γ": own}
+def _by_choice(runs: Mapping[float, Sequence[Result]]) -> dict[float, Sequence[Result]]:
+    """Return the choices of which some runs have ended."""
+    return {choice: ended for choice, ended in runs.items() if ended}
+
+
+def _over_epochs(cache: Cache) -> Mapping[str, RunsByChoice]:
+    scale, task = cache.scale, cache.scale.femnist
+    own = _choices(cache, task, RIVALS)
+    chosen = {"equal γ": dict.fromkeys(RIVALS, own.get("fedavg")), "own best γ": own}
+    seeds = task.seeds[: task.few]
     return {
-        which: {m: _at_epochs(cache, scale, m, choice.lr) for m, choice in rates.items() if choice}
+        which: {
+            m: _by_choice(
+                {e: cache.runs(task, m, choice.lr, seeds, epochs=e) for e in scale.epochs}
+            )
+            for m, choice in rates.items()
+            if choice
+        }
         for which, rates in chosen.items()
     }
 
 
-def _at_epochs(
-    cache: Cache, scale: Scale, method: str, lr: float
-) -> Mapping[float, Sequence[Result]]:
-    task = scale.femnist
-    seeds = task.seeds[: task.few]
-    runs = {
-        epochs: cache.results(scale.runs(task, method, lr, seeds, epochs=epochs))
-        for epochs in scale.epochs
-    }
-    return {epochs: ended for epochs, ended in runs.items() if ended}
-
-
 def _directions(
-    cache: Cache, scale: Scale, task: PaperTask, folder: Path, console: Console, replay: bool
+    cache: Cache, task: PaperTask, choice: Choice, folder: Path, console: Console, replay: bool
 ) -> Directions | None:
     """FedAvg's first tuning seed at the equal γ, seen also from where the next best γ ended."""
-    choice = cache.choice(scale.search(task, "fedavg", cache.choose))
-    if choice is None:
-        return None
-    seed = task.tuning[0]  # whose runs have all step sizes
-    config = scale.run(task, "fedavg", choice.lr, seed)
+    seed = task.tuning[0]  # whose runs have all learning rates
+    config = cache.scale.run(task, "fedavg", choice.lr, seed)
     run = cache.result(config)
-    second = cache.result(scale.run(task, "fedavg", choice.second, seed)) if choice.second else None
+    second = cache.runs(task, "fedavg", choice.second, [seed]) if choice.second else []
     if run is None or run.diverged:
         return None
-    other = second.path if second and not second.diverged else None
+    other = second[0].path if second and not second[0].diverged else None
     if not replay:
         return directions.stored(folder, run.path, other)
-    fedsgd = task == scale.femnist  # Figure 4 is of FEMNIST
+    fedsgd = task == cache.scale.femnist  # Figure 4 is of FEMNIST
     try:
         return directions.directions(
             folder, run.path, cache.experiment(config), other=other, fedsgd=fedsgd, console=console
@@ -179,14 +152,15 @@ def _directions(
         return None
 
 
-def _author(cache: Cache, scale: Scale) -> Mapping[str, Measures]:
-    task = scale.femnist
-    choice = cache.choice(scale.search(task, "fedmom", cache.choose))
-    if choice is None:
+def _author(cache: Cache) -> Mapping[str, Measures]:
+    task = cache.scale.femnist
+    choices = _choices(cache, task, ["fedmom"])
+    if not choices:
         return {}
+    lr = choices["fedmom"].lr
     return measure(
         {
-            label: cache.results(scale.runs(task, algorithm, choice.lr, task.seeds, variant))
+            label: cache.runs(task, algorithm, lr, task.seeds, variant)
             for label, (algorithm, variant) in plan.AUTHOR.items()
         }
     )

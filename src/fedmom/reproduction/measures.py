@@ -1,17 +1,26 @@
-"""Measures of runs, seed by seed: final values, rounds to a target, areas; the best step size."""
+"""Measures of runs, seed by seed: final values, rounds to a target, areas; two methods compared."""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from fedmom.experiments.results import Result
-from fedmom.experiments.statistics import Interval, interval
+from fedmom.experiments.seed_statistics import (
+    MARGIN,
+    Difference,
+    Finding,
+    difference,
+    holm,
+    interval,
+)
+from fedmom.reproduction.plan import NAMES
 
 LAST = 5  # evaluations that a final value is the mean of: one alone is noisy
 TARGET = 0.95  # of the best mean final accuracy: what rounds are counted to
+COMPARED = ("accuracy", "loss", "area", "rounds")
 
 
 class Choice(NamedTuple):
@@ -20,27 +29,6 @@ class Choice(NamedTuple):
     lr: float
     second: float | None
     at_edge: bool
-
-
-@dataclass(frozen=True)
-class Values:
-    """One number for each seed."""
-
-    of_seeds: Mapping[int, float]
-
-    @property
-    def interval(self) -> Interval:
-        """The mean over seeds, with its confidence interval."""
-        return interval(list(self.of_seeds.values()))
-
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return self.interval.mean
-
-    def text(self, digits: int = 3) -> str:
-        """Return the mean with its interval; a run that diverged has no loss."""
-        return self.interval.text(digits)
 
 
 def final_loss(run: Result) -> float:
@@ -76,11 +64,10 @@ def rounds_to(run: Result, accuracy: float) -> float:
 
 
 def best(grid: Mapping[float, Mapping[int, Result]]) -> Choice | None:
-    """Return the γ with the lowest final training loss, in the mean over seeds.
+    """Return the γ with the lowest final training loss, averaged over seeds.
 
-    Counted are the seeds that have the whole grid, so that all step sizes meet the same
-    cohorts. Of equal step sizes the smallest is taken. None: there is no such seed, or all runs
-    diverged.
+    Only seeds that have the whole grid count, so that all learning rates meet the same cohorts.
+    Ties go to the smallest γ. None: there is no such seed, or all runs diverged.
     """
     seeds = sorted({seed for runs in grid.values() for seed in runs})
     whole = [s for s in seeds if all(s in runs for runs in grid.values())]
@@ -96,17 +83,23 @@ def best(grid: Mapping[float, Mapping[int, Result]]) -> Choice | None:
     return Choice(ranked[0], ranked[1] if len(ranked) > 1 else None, at_edge)
 
 
+# What is measured of a run; the target is the test accuracy that rounds are counted to.
+MEASURES = {
+    "loss": lambda run, _target: final_loss(run),
+    "accuracy": lambda run, _target: final_accuracy(run),
+    "p10": lambda run, _target: final_accuracy(run, "accuracy_p10"),
+    "p10_identical": lambda run, _target: final_accuracy(run, "accuracy_p10_identical"),
+    "area": lambda run, _target: area(run),
+    "rounds": rounds_to,
+}
+
+
 @dataclass(frozen=True)
 class Measures:
     """A method in one setting, over its seeds."""
 
     runs: tuple[Result, ...]
-    target: float  # the test accuracy that rounds are counted to
-
-    @property
-    def seeds(self) -> int:
-        """How many there are."""
-        return len(self.runs)
+    target: float
 
     @property
     def length(self) -> int:
@@ -114,51 +107,29 @@ class Measures:
         return self.runs[0].config.rounds
 
     @property
-    def diverged(self) -> int:
-        """How many of them diverged."""
-        return sum(run.diverged for run in self.runs)
-
-    @property
-    def loss(self) -> Values:
-        """Final training loss."""
-        return self._of(final_loss)
-
-    @property
-    def accuracy(self) -> Values:
-        """Final test accuracy."""
-        return self._of(final_accuracy)
-
-    @property
-    def tenth(self) -> Values:
-        """Final 10th percentile of the test accuracy over clients."""
-        return self._of(lambda run: final_accuracy(run, "accuracy_p10"))
-
-    @property
-    def tenth_identical(self) -> Values:
-        """The same percentile, if clients were identical."""
-        return self._of(lambda run: final_accuracy(run, "accuracy_p10_identical"))
-
-    @property
-    def area(self) -> Values:
-        """Mean training loss over the whole run."""
-        return self._of(area)
-
-    @property
-    def rounds(self) -> Values:
-        """Rounds to the target; infinite where a seed never reaches it."""
-        return self._of(lambda run: rounds_to(run, self.target))
-
-    @property
     def median_rounds(self) -> float:
         """Rounds to the target, the median over seeds; infinite: most never reach it."""
-        return statistics.median_high(self.rounds.of_seeds.values())
+        return statistics.median_high(self.by_seed("rounds").values())
 
-    def rounds_text(self) -> str:
-        """Return the rounds to the target."""
-        return "never" if math.isinf(self.median_rounds) else f"{self.median_rounds:.0f}"
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Return one of ``MEASURES`` for every seed."""
+        return {run.config.seed: MEASURES[name](run, self.target) for run in self.runs}
 
-    def _of(self, number: Callable[[Result], float]) -> Values:
-        return Values({run.config.seed: number(run) for run in self.runs})
+    def mean(self, name: str) -> float:
+        """Return the mean of a measure over seeds."""
+        return interval(list(self.by_seed(name).values())).mean
+
+    def text(self, name: str, digits: int = 3) -> str:
+        """Return the mean of a measure with its interval; for rounds, the median."""
+        if name == "rounds":
+            return "never" if math.isinf(self.median_rounds) else f"{self.median_rounds:.0f}"
+        return interval(list(self.by_seed(name).values())).text(digits)
+
+    def seeds_text(self) -> str:
+        """Return the number of seeds, and how many diverged."""
+        text = f"{len(self.runs)} seed{'s' if len(self.runs) != 1 else ''}"
+        diverged = sum(run.diverged for run in self.runs)
+        return text + (f", {diverged} diverged" if diverged else "")
 
 
 def measure(methods: Mapping[str, Sequence[Result]]) -> dict[str, Measures]:
@@ -171,11 +142,123 @@ def measure(methods: Mapping[str, Sequence[Result]]) -> dict[str, Measures]:
 def windows(products: Sequence[float], length: int) -> tuple[list[float], list[float]]:
     """Return the last round of every stretch of rounds, and the mean over the stretch."""
     starts = range(0, len(products), length)
-    parts = [products[i : i + length] for i in starts]
     ends = [float(min(i + length, len(products))) for i in starts]
-    return ends, [statistics.fmean(part) for part in parts]
+    return ends, [statistics.fmean(products[i : i + length]) for i in starts]
 
 
 def positive(numbers: Sequence[float]) -> float:
     """Return the share of numbers that are greater than 0."""
     return sum(n > 0 for n in numbers) / len(numbers)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in a contest, at its learning rate."""
+
+    choice: Choice
+    measures: Measures
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Methods that are compared in one setting."""
+
+    where: str
+    entries: Mapping[str, Entry]  # by algorithm
+
+    @property
+    def target(self) -> float:
+        """The test accuracy that rounds are counted to."""
+        return next(iter(self.entries.values())).measures.target
+
+
+@dataclass(frozen=True)
+class DuelDifference:
+    """One measure of a duel: the difference over seeds, and what it shows."""
+
+    difference: Difference
+    adjusted: float | None  # the p-value, corrected for the family
+    finding: Finding
+
+    def text(self) -> str:
+        """Return the difference with its interval and corrected p-value."""
+        shown = self.difference.interval.text(sign=True)
+        return shown if self.adjusted is None else f"{shown}, p {self.adjusted:.2g}"
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two methods: their measures, and the first minus the second."""
+
+    where: str
+    ours: str  # algorithms
+    theirs: str
+    a: Measures
+    b: Measures
+    found: Mapping[str, DuelDifference]  # by measure
+
+    def is_(self, measure: str, finding: Finding) -> bool:
+        """Return whether this is what a measure shows."""
+        return self.found[measure].finding == finding
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds both have."""
+        return self.found["accuracy"].difference.interval.seeds
+
+    def text(self) -> str:
+        """Return all measures in words."""
+        parts = [
+            f"{name} {self.a.mean(name):.3f} vs {self.b.mean(name):.3f},"
+            f" difference {self.found[name].text()}"
+            for name in ("accuracy", "loss", "area")
+        ]
+        p = self.found["rounds"].adjusted
+        parts.append(
+            f"median rounds to {self.a.target:.3f} {self.a.text('rounds')} vs"
+            f" {self.b.text('rounds')}{'' if p is None else f', p {p:.2g}'}"
+        )
+        parts.append(f"seeds {self.seeds}")
+        return f"{NAMES[self.ours]} against {NAMES[self.theirs]}: {'; '.join(parts)}"
+
+
+def duels(contests: Sequence[Contest], ours: str = "fedmom", theirs: str = "fedavg") -> list[Duel]:
+    """Compare two methods in several contests, as one family.
+
+    P-values are corrected over the contests by Holm's method, measure by measure. Only the
+    rounds that both methods have count, with a target of the two alone. Contests that lack one
+    of them, or an evaluation of both in these rounds, are left out.
+    """
+    sides = [side for contest in contests if (side := _sides(contest, ours, theirs)) is not None]
+    found = {name: _family(name, [(a, b) for _, a, b in sides]) for name in COMPARED}
+    return [
+        Duel(where, ours, theirs, a, b, {name: found[name][place] for name in COMPARED})
+        for place, (where, a, b) in enumerate(sides)
+    ]
+
+
+def _sides(contest: Contest, ours: str, theirs: str) -> tuple[str, Measures, Measures] | None:
+    if not {ours, theirs} <= contest.entries.keys():
+        return None
+    measured = {m: contest.entries[m].measures for m in (ours, theirs)}
+    length = min(side.length for side in measured.values())
+    where = contest.where
+    if any(side.length > length for side in measured.values()):
+        where += f", first {length} rounds"
+    runs = {m: [run.until(length) for run in side.runs] for m, side in measured.items()}
+    each = [run for side in runs.values() for run in side]
+    if not all(run.diverged or run.evals[-1]["round"] > 0 for run in each):
+        return None
+    a, b = measure(runs).values()
+    return where, a, b
+
+
+def _family(name: str, pairs: Sequence[tuple[Measures, Measures]]) -> list[DuelDifference]:
+    """Return what one measure shows in every contest."""
+    margin = MARGIN if name == "accuracy" else None
+    apart = [difference(a.by_seed(name), b.by_seed(name)) for a, b in pairs]
+    adjusted = holm([each.p for each in apart])
+    return [
+        DuelDifference(each, p, each.finding(p, margin))
+        for each, p in zip(apart, adjusted, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Findings -> one page, printed figures, and tables as Markdown."""
+"""The whole reproduction: run what is missing, then write page, printed figures and tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,97 +10,105 @@ from fedmom import data as datasets
 from fedmom.core.files import write_atomic
 from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
-from fedmom.reports import drawing, palette
-from fedmom.reports.charts import Figure, Grid
-from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words, write_page
-from fedmom.reproduction import figures, plan, tables, verdicts
+from fedmom.reports import drawing
+from fedmom.reports.charts import Figure, Grid, colours_of
+from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words
+from fedmom.reports.html.render import write_page
+from fedmom.reproduction import figures, findings, paper_tables, plan, runner, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale
 
 TITLE = "Huo et al. 2020, reproduced"
 RULE = (
-    "The paper does not print its step sizes γ. They are chosen on tuning seeds that are not"
+    "The paper does not print its learning rates γ. They are chosen on tuning seeds that are not"
     " reported, by the lowest final training loss (the mean of the last five evaluations). The"
-    " search begins with a few γ for each method and goes on, by factors of about three, while the"
-    " best is the first or last of those tried. Equal γ: FedAvg's. Own best γ: each method's."
+    " search begins with a few γ for each method and continues, by factors of about three, while"
+    " the best is the first or last of those tried. Equal γ: FedAvg's. Own best γ: each method's."
+)
+AUTHOR = (
+    "The first author's public code of 2019 differs from the paper's equations: v starts at 0"
+    " instead of w₀, so that the first step adds β w₀ to the model, and clients weigh alike."
+    " With equal weights η is 1."
 )
 MISSING = "No run that this needs has ended yet."
 
 
-@dataclass(frozen=True)
-class Context:
-    """What the page is about, besides the findings."""
-
-    scale: Scale
-    data: Mapping[str, FederatedData]  # by task
-    progress: str  # how much is still missing
+Data = Mapping[str, FederatedData]  # by task
+DIRECTIONS = "probes"  # the folder's name in earlier versions, too
 
 
 @dataclass(frozen=True)
-class Page:
-    """The page before it is written: its sections, and the verdicts once more as a table."""
+class Made:
+    """The page's path, the verdicts on the paper's claims, and how much is still missing."""
 
-    about: str
-    sections: Sequence[Section]
+    page: Path
     verdicts: Sequence[Verdict]
-    judged: Grid
-
-    def figures(self) -> list[Figure]:
-        """Return the page's figures."""
-        return [part for s in self.sections for part in s.parts if isinstance(part, Figure)]
-
-    def tables(self) -> list[Grid]:
-        """Return the page's tables."""
-        return [part for s in self.sections for part in s.parts if isinstance(part, Grid)]
+    progress: str
 
 
-def build(context: Context, findings: Findings, parts: Sequence[str]) -> Page:
-    """Return the page of the parts that are asked for."""
-    rows = verdicts.judge(findings)
+def make(
+    folder: Path,
+    scale: Scale,
+    parts: Sequence[str],
+    console: Console,
+    *,
+    train: bool = True,
+    runtime: str = "local",
+) -> Made:
+    """Run what is missing, then write page, figures and tables.
+
+    Args:
+        folder: Where runs, page, figures and tables are.
+        scale: The plan's numbers.
+        parts: Names of ``plan.PARTS``.
+        console: Where progress is shown.
+        train: Whether to run what is missing; otherwise only runs that have ended are shown.
+        runtime: Where they are run.
+    """
+    cache = runner.Cache(folder / "runs", scale)
+    if train:
+        runner.complete(cache, parts, console, runtime)
+    found = findings.gather(cache, parts, folder / DIRECTIONS, console, replay=train)
+    data = {task.name: cache.data(task) for task in scale.tasks}
+    missing = runner.missing_text(cache, parts)
+    rows = verdicts.judge(found)
     claims = verdicts.verdicts(rows)
-    if len(parts) < len(WRITERS):  # what was not asked for is not missing
+    if len(parts) < len(SECTIONS):  # what was not asked for is not missing
         claims = [claim for claim in claims if claim.status is not Status.UNKNOWN]
     rules = {claim.text: claim.rule for claim in verdicts.CLAIMS.values()}
     how = Settings("How this is judged", {**rules, "What is clear": verdicts.NOISE})
     sections = [
         *([Section("Verdicts", [*claims, how])] if claims else []),
-        Section("What was run", list(_setting(context))),
-        *(Section(TITLES[p], list(_or_note(WRITERS[p](context, findings)))) for p in parts),
-        Section("Settings and versions", list(_settings(findings))),
+        Section("What was run", [_setting(scale, data)]),
+        *(Section(plan.PARTS[p], [*map(_or_note, SECTIONS[p](found, data))]) for p in parts),
+        Section("Settings and versions", list(_settings(found))),
     ]
-    about = f"Made by fedmom paper --scale {context.scale.name}. {context.progress}".strip()
-    return Page(about, sections, claims, verdicts.table(rows))
-
-
-def write(folder: Path, page: Page) -> Path:
-    """Write the tables, then the page; return the page's path."""
+    shown = [part for section in sections for part in section.parts]
+    _draw(folder / "figures", [part for part in shown if isinstance(part, Figure)], console)
     (folder / "tables").mkdir(parents=True, exist_ok=True)
-    for grid in [page.judged, *page.tables()]:
-        write_atomic(folder / "tables" / f"{grid.name}.md", tables.markdown(grid).encode())
-    return write_page(folder / "paper.html", TITLE, page.sections, page.about)
+    for grid in [verdicts.table(rows), *(part for part in shown if isinstance(part, Grid))]:
+        write_atomic(folder / "tables" / f"{grid.name}.md", paper_tables.markdown(grid).encode())
+    about = f"Made by fedmom paper --scale {scale.name}. {missing}".strip()
+    return Made(write_page(folder / "paper.html", TITLE, sections, about), claims, missing)
 
 
-def draw(folder: Path, page: Page, console: Console) -> None:
+def _draw(folder: Path, shown: Sequence[Figure], console: Console) -> None:
     """Write the figures for print, in the colours of the page."""
-    drawn = page.figures()
-    colours = palette.assign(drawn)
-    for figure in track(drawn, "drawing", total=len(drawn), console=console):
-        drawing.save(figure, folder / "figures", colours=colours)
+    colours = colours_of(shown)
+    for figure in track(shown, "drawing", total=len(shown), console=console):
+        drawing.save(figure, folder, colours=colours)
 
 
-def _or_note(parts: Iterator[Part]) -> Iterator[Part]:
-    """Say so where there is nothing to draw."""
-    for part in parts:
-        if (isinstance(part, Figure) and not any(chart.marks for chart in part.charts)) or (
-            isinstance(part, Grid) and not part.rows
-        ):
-            yield Words(f"{part.title}: {MISSING}")
-        else:
-            yield part
+def _or_note(part: Part) -> Part:
+    """Return a part, or a sentence if there is nothing to show."""
+    if (isinstance(part, Figure) and not any(chart.marks for chart in part.charts)) or (
+        isinstance(part, Grid) and not part.rows
+    ):
+        return Words(f"{part.title}: {MISSING}")
+    return part
 
 
-def _setting(context: Context) -> Iterator[Part]:
-    scale = context.scale
+def _setting(scale: Scale, data: Data) -> Words:
     lines = [
         f"{scale.rounds:,} rounds, M=2 clients a round, batches of B=10, η=K/M, β=0.9, weights"
         " n_k/n.",
@@ -112,7 +120,7 @@ def _setting(context: Context) -> Iterator[Part]:
         budget = task.settings.get("eval-samples")
         evaluated = f"; evaluated on at most {budget:,} samples of each split" if budget else ""
         lines.append(
-            f"{task.name}: {context.data[task.name].name}, {task.settings['model']}, {local}; seeds"
+            f"{task.name}: {data[task.name].name}, {task.settings['model']}, {local}; seeds"
             f" {_listed(task.seeds)}, tuning seeds {_listed(task.tuning)}{evaluated}."
         )
         if datasets.path_of(task.data) is None:
@@ -127,61 +135,11 @@ def _setting(context: Context) -> Iterator[Part]:
                 " whole data costs many times the ten steps of the others. An epoch of a role of"
                 " the paper's size is 373 steps on average, so local work is ten steps here."
             )
-    yield Words("\n\n".join(lines))
+    return Words("\n\n".join(lines))
 
 
 def _listed(numbers: Sequence[float]) -> str:
     return ", ".join(f"{n:g}" for n in numbers)
-
-
-def _table1(_context: Context, _findings: Findings) -> Iterator[Part]:
-    yield tables.settings()
-
-
-def _table2(context: Context, _findings: Findings) -> Iterator[Part]:
-    yield tables.data_statistics(context.data)
-
-
-def _fig2(context: Context, _findings: Findings) -> Iterator[Part]:
-    yield figures.heterogeneity(context.data)
-
-
-def _fig3(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.direction(findings)
-
-
-def _fig4(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.against_fedsgd(findings)
-
-
-def _fig5(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.comparison(findings.equal, "fig5", "Figure 5. The methods at equal γ")
-    yield figures.comparison(
-        findings.own, "fig5b", "Figure 5, once more: each method at its own best γ"
-    )
-    yield tables.results([*findings.equal.values(), *findings.own.values()])
-
-
-def _fig6(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.sensitivity(findings)
-    yield tables.same_lr(findings)
-
-
-def _beyond(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield figures.beyond(findings)
-    yield tables.differences(findings)
-    yield tables.beyond(findings)
-    yield Words("\n\n".join(tables.advice(findings)) or MISSING)
-
-
-def _author(_context: Context, findings: Findings) -> Iterator[Part]:
-    yield Words(
-        "The first author's public code of 2019 differs from the paper's equations: v starts at 0"
-        " instead of w₀, so that the first step adds β w₀ to the model, and clients weigh alike."
-        " With equal weights η is 1."
-    )
-    yield figures.author(findings)
-    yield tables.author(findings)
 
 
 def _settings(findings: Findings) -> Iterator[Part]:
@@ -197,25 +155,30 @@ def _settings(findings: Findings) -> Iterator[Part]:
         yield Settings("versions", runs[0].versions or {})
 
 
-TITLES = {
-    "table1": "Table 1: settings",
-    "table2": "Table 2: data",
-    "fig2": "Figure 2: clients",
-    "fig3": "Figure 3: direction",
-    "fig4": "Figure 4: FedAvg and FedSGD",
-    "fig5": "Figure 5: convergence",
-    "fig6": "Figure 6: γ and H",
-    "beyond": "Beyond the paper",
-    "author": "The first author's code",
-}
-WRITERS: dict[str, Callable[[Context, Findings], Iterator[Part]]] = {
-    "table1": _table1,
-    "table2": _table2,
-    "fig2": _fig2,
-    "fig3": _fig3,
-    "fig4": _fig4,
-    "fig5": _fig5,
-    "fig6": _fig6,
-    "beyond": _beyond,
-    "author": _author,
+# What each part shows.
+SECTIONS: dict[str, Callable[[Findings, Data], Sequence[Part]]] = {
+    "table1": lambda _found, _data: [paper_tables.settings()],
+    "table2": lambda _found, data: [paper_tables.data_statistics(data)],
+    "fig2": lambda _found, data: [figures.heterogeneity(data)],
+    "fig3": lambda found, _data: [figures.direction(found)],
+    "fig4": lambda found, _data: [figures.against_fedsgd(found)],
+    "fig5": lambda found, _data: [
+        figures.comparison(found.equal, "fig5", "Figure 5. The methods at equal γ"),
+        figures.comparison(
+            found.own, "fig5b", "Figure 5, once more: each method at its own best γ"
+        ),
+        paper_tables.results([*found.equal.values(), *found.own.values()]),
+    ],
+    "fig6": lambda found, _data: [figures.sensitivity(found), paper_tables.same_lr(found)],
+    "beyond": lambda found, _data: [
+        figures.beyond(found),
+        paper_tables.differences(found),
+        paper_tables.beyond(found),
+        Words("\n\n".join(paper_tables.advice(found)) or MISSING),
+    ],
+    "author": lambda found, _data: [
+        Words(AUTHOR),
+        figures.author(found),
+        paper_tables.author(found),
+    ],
 }

@@ -1,26 +1,26 @@
-"""What the paper's experiments ask for: scales, grids of step sizes, and the runs of each part.
+"""What the paper's experiments ask for: scales, grids of learning rates, and the runs of each part.
 
-Nothing here runs or reads anything. Which runs a part wants may depend on a choice that earlier
-runs decide (the best step size of a grid); that choice is handed in, and is None until then.
+Nothing here runs or reads anything. The runs of a part may depend on a choice that earlier runs
+decide (the best learning rate of a grid); that choice is an argument, and None until then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig
 
-PARTS = {
-    "table1": "the settings of federated and of distributed optimization",
-    "table2": "statistics of the data",
-    "fig2": "how the clients' data differ",
-    "fig3": "FedAvg's direction: <g, w - w*> over rounds",
-    "fig4": "FedAvg and FedSGD: direction, loss, accuracy",
-    "fig5": "FedSGD, FedAvg and FedMom on both datasets",
-    "fig6": "FedAvg and FedMom over step sizes and local work",
-    "beyond": "settings that the paper did not try",
-    "author": "what the first author's code does differently",
+PARTS = {  # with their headings
+    "table1": "Table 1: settings",
+    "table2": "Table 2: data",
+    "fig2": "Figure 2: clients",
+    "fig3": "Figure 3: direction",
+    "fig4": "Figure 4: FedAvg and FedSGD",
+    "fig5": "Figure 5: convergence",
+    "fig6": "Figure 6: γ and H",
+    "beyond": "Beyond the paper",
+    "author": "The first author's code",
 }
 NAMES = {
     "fedsgd": "FedSGD",
@@ -30,15 +30,13 @@ NAMES = {
 }
 METHODS = ("fedsgd", "fedavg", "fedmom")
 RIVALS = ("fedavg", "fedmom")
-
-
-# Step sizes that are tried, a factor of about three apart. A search runs over neighbours of it.
+# Learning rates that are tried, a factor of about three apart; a search covers neighbours.
 LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 @dataclass(frozen=True)
 class PaperTask:
-    """One of the two datasets, with its model, local work, step sizes and seeds."""
+    """One of the two datasets, with its model, local work, learning rates and seeds."""
 
     name: str
     data: str
@@ -98,7 +96,7 @@ DRAWN_COSINE_TEN = Variant(
     "drawn by size, cosine γ, M=10", "uniform", "weighted", cosine=True, clients=10
 )
 UNIFORM = Variant("equal weights", "uniform")
-# The paper's equations beside the two deviations of its first author's code, alone and together.
+# The paper's equations, and the two deviations of its first author's code, alone and together.
 AUTHOR = {
     "FedMom": ("fedmom", PAPER),
     "v₀ = 0": ("fedmom_zero_start", PAPER),
@@ -107,20 +105,8 @@ AUTHOR = {
 }
 
 
-@dataclass(frozen=True)
-class LrGrid:
-    """One method's runs over step sizes, on tuning seeds, by which its γ is chosen."""
-
-    task: PaperTask
-    algorithm: str
-    variant: Variant
-    runs: Mapping[float, Mapping[int, RunConfig]]  # by γ, then by seed
-
-    def configs(self) -> list[RunConfig]:
-        """Return all runs of the grid."""
-        return [config for seeds in self.runs.values() for config in seeds.values()]
-
-
+# One method's runs over γ and tuning seeds, by which its γ is chosen.
+LrGrid = Mapping[float, Mapping[int, RunConfig]]
 Choose = Callable[[LrGrid], float | None]
 
 
@@ -177,17 +163,16 @@ class Scale:
     def search(
         self, task: PaperTask, algorithm: str, choose: Choose, variant: Variant = PAPER
     ) -> LrGrid:
-        """Return a method's runs over γ: its first step sizes, and more beyond a best at the end.
+        """Return a method's runs over γ: the first ones, and more beyond a best at the end.
 
         The rule is the same for every method, so no grid is placed by hand after looking.
         """
         lrs = task.first_lrs.get(algorithm, ())
         while True:
-            runs = {
+            grid = {
                 lr: {s: self.run(task, algorithm, lr, s, variant) for s in task.tuning}
                 for lr in lrs
             }
-            grid = LrGrid(task, algorithm, variant, runs)
             wider = _wider(lrs, choose(grid))
             if wider == lrs:
                 return grid
@@ -207,7 +192,7 @@ class Scale:
 
 
 def _wider(lrs: tuple[float, ...], best: float | None) -> tuple[float, ...]:
-    """Return the step sizes with one more beyond the best, where that is the first or last."""
+    """Return the learning rates with one more beyond the best, where that is the first or last."""
     if best is None or len(lrs) < 2 or not {lrs[0], lrs[-1]} <= set(LADDER):
         return lrs
     low, high = LADDER.index(lrs[0]), LADDER.index(lrs[-1])
@@ -216,6 +201,70 @@ def _wider(lrs: tuple[float, ...], best: float | None) -> tuple[float, ...]:
     if best == lrs[-1]:
         high = min(len(LADDER) - 1, high + 1)
     return LADDER[low : high + 1]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of searches, and those at the γ that they have found, as far as it is decided."""
+
+    scale: Scale
+    choose: Choose
+    most: int | None  # of the reported seeds; None: all of them
+
+    def after(
+        self,
+        task: PaperTask,
+        searched: str,
+        reported: Iterable[tuple[str, Variant]],
+        variant: Variant = PAPER,
+    ) -> list[RunConfig]:
+        """Return the search for a method's γ, and the algorithms and variants to report at it."""
+        grid = self.scale.search(task, searched, self.choose, variant)
+        lr, seeds = self.choose(grid), task.seeds[: self.most]
+        configs = [config for runs in grid.values() for config in runs.values()]
+        if lr is not None:
+            for algorithm, v in reported:
+                configs += self.scale.runs(task, algorithm, lr, seeds, v)
+        return configs
+
+    def equal(self, task: PaperTask, methods: Sequence[str]) -> list[RunConfig]:
+        """Return methods at FedAvg's γ."""
+        return self.after(task, "fedavg", [(method, PAPER) for method in methods])
+
+    def own(
+        self, task: PaperTask, methods: Sequence[str], variant: Variant = PAPER
+    ) -> list[RunConfig]:
+        """Return methods at their own γ."""
+        return [run for m in methods for run in self.after(task, m, [(m, variant)], variant)]
+
+    def sensitivity(self) -> Iterator[RunConfig]:
+        """Yield FedAvg and FedMom over γ, and over local work at FedAvg's γ and their own."""
+        task, scale = self.scale.femnist, self.scale
+        few = task.seeds[: task.few][: self.most]
+        equal = self.choose(scale.search(task, "fedavg", self.choose))
+        for method in RIVALS:
+            yield from self.after(task, method, [])
+            for lr in task.lrs:
+                yield from scale.runs(task, method, lr, task.seeds[: self.most])
+            own = self.choose(scale.search(task, method, self.choose))
+            for chosen in (equal, own):
+                if chosen is not None:
+                    for epochs in scale.epochs:
+                        yield from scale.runs(task, method, chosen, few, epochs=epochs)
+
+
+NEEDS: dict[str, Callable[[Study], Iterable[RunConfig]]] = {
+    "fig3": lambda s: [run for task in s.scale.tasks for run in s.equal(task, ["fedavg"])],
+    "fig4": lambda s: s.equal(s.scale.femnist, ["fedsgd", "fedavg"]),
+    "fig5": lambda s: [
+        run for t in s.scale.tasks for run in (*s.equal(t, METHODS), *s.own(t, METHODS))
+    ],
+    "fig6": Study.sensitivity,
+    "beyond": lambda s: [
+        run for variant in s.scale.variants for run in s.own(s.scale.femnist, RIVALS, variant)
+    ],
+    "author": lambda s: s.after(s.scale.femnist, "fedmom", AUTHOR.values()),
+}
 
 
 def wanted(
@@ -229,89 +278,9 @@ def wanted(
         choose: The best γ of a search, once its runs have ended.
         most: How many reported seeds at most; None: all of them.
     """
-    runs = (run for part in parts if part in NEEDS for run in NEEDS[part](scale, choose, most))
-    return list(dict.fromkeys(runs))
+    study = Study(scale, choose, most)
+    return list(dict.fromkeys(run for p in parts if p in NEEDS for run in NEEDS[p](study)))
 
-
-def _at_equal_lr(
-    scale: Scale, task: PaperTask, methods: Sequence[str], choose: Choose, most: int | None
-) -> Iterator[RunConfig]:
-    grid = scale.search(task, "fedavg", choose)
-    yield from grid.configs()
-    lr = choose(grid)
-    if lr is not None:
-        for method in methods:
-            yield from scale.runs(task, method, lr, task.seeds[:most])
-
-
-def _at_own_lr(
-    scale: Scale,
-    task: PaperTask,
-    methods: Sequence[str],
-    choose: Choose,
-    most: int | None,
-    variant: Variant = PAPER,
-) -> Iterator[RunConfig]:
-    for method in methods:
-        grid = scale.search(task, method, choose, variant)
-        yield from grid.configs()
-        lr = choose(grid)
-        if lr is not None:
-            yield from scale.runs(task, method, lr, task.seeds[:most], variant)
-
-
-def _fig3(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
-    for task in scale.tasks:
-        yield from _at_equal_lr(scale, task, ["fedavg"], choose, most)
-
-
-def _fig4(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
-    return _at_equal_lr(scale, scale.femnist, ["fedsgd", "fedavg"], choose, most)
-
-
-def _fig5(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
-    for task in scale.tasks:
-        yield from _at_equal_lr(scale, task, METHODS, choose, most)
-        yield from _at_own_lr(scale, task, METHODS, choose, most)
-
-
-def _fig6(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
-    task = scale.femnist
-    seeds, few = task.seeds[:most], task.seeds[: task.few][:most]
-    searches = {m: scale.search(task, m, choose) for m in RIVALS}
-    for method, search in searches.items():
-        yield from search.configs()
-        for lr in task.lrs:
-            yield from scale.runs(task, method, lr, seeds)
-        for chosen in (choose(searches["fedavg"]), choose(search)):
-            if chosen is not None:
-                for epochs in scale.epochs:
-                    yield from scale.runs(task, method, chosen, few, epochs=epochs)
-
-
-def _beyond(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
-    for variant in scale.variants:
-        yield from _at_own_lr(scale, scale.femnist, RIVALS, choose, most, variant)
-
-
-def _author(scale: Scale, choose: Choose, most: int | None) -> Iterator[RunConfig]:
-    task = scale.femnist
-    grid = scale.search(task, "fedmom", choose)
-    yield from grid.configs()
-    lr = choose(grid)
-    if lr is not None:
-        for algorithm, variant in AUTHOR.values():
-            yield from scale.runs(task, algorithm, lr, task.seeds[:most], variant)
-
-
-NEEDS: dict[str, Callable[[Scale, Choose, int | None], Iterator[RunConfig]]] = {
-    "fig3": _fig3,
-    "fig4": _fig4,
-    "fig5": _fig5,
-    "fig6": _fig6,
-    "beyond": _beyond,
-    "author": _author,
-}
 
 FULL = Scale(
     name="full",

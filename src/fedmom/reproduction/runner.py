@@ -1,38 +1,41 @@
 """The plan's runs, each trained once: those that have ended are read, the others are run."""
 
 import hashlib
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.experiments.collection import Outcome, side_by_side
+from fedmom.experiments.events import Event
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
-from fedmom.experiments.sweep import Outcome, side_by_side
 from fedmom.reproduction import plan
 from fedmom.reproduction.measures import Choice, best
-from fedmom.reproduction.plan import LrGrid, PaperTask, Scale
-from fedmom.reproduction.progress import Overall
+from fedmom.reproduction.plan import PAPER, LrGrid, PaperTask, Scale, Variant
 
 
 class Cache:
     """The runs below a folder, found by their settings, whatever their folders are called."""
 
     def __init__(self, folder: Path, scale: Scale) -> None:
-        self.folder = folder
+        self.folder, self.scale = folder, scale
         self._cost_of_sample = {task.data: task.cost for task in scale.tasks}
         self._names = {task.data: task.name.lower() for task in scale.tasks}
         self._loaded = Loaded()
         self._experiments: dict[RunConfig, Experiment] = {}
         self._results: dict[RunConfig, Result] = {}
-        self._costs: dict[RunConfig, float] = {}
         self._paths: dict[RunConfig, Path] = {}
         for path in sorted(folder.glob("*/config.toml")):
             self._adopt(path.parent)
@@ -78,6 +81,18 @@ class Cache:
         """Return the results of those runs that have ended."""
         return [run for config in configs if (run := self.result(config)) is not None]
 
+    def runs(
+        self,
+        task: PaperTask,
+        algorithm: str,
+        lr: float,
+        seeds: Sequence[int],
+        variant: Variant = PAPER,
+        epochs: float | None = None,
+    ) -> list[Result]:
+        """Return the results of a method's runs at one γ that have ended."""
+        return self.results(self.scale.runs(task, algorithm, lr, seeds, variant, epochs))
+
     def choose(self, grid: LrGrid) -> float | None:
         """Return the best γ of a search once all of its runs have ended."""
         choice = self.choice(grid)
@@ -87,18 +102,13 @@ class Cache:
         """Return the best and the next best γ once all runs have ended."""
         ended = {
             lr: {s: run for s, c in seeds.items() if (run := self.result(c)) is not None}
-            for lr, seeds in grid.runs.items()
+            for lr, seeds in grid.items()
         }
-        whole = all(len(ended[lr]) == len(seeds) for lr, seeds in grid.runs.items())
+        whole = all(len(ended[lr]) == len(seeds) for lr, seeds in grid.items())
         return best(ended) if whole else None
 
     def cost(self, config: RunConfig) -> float:
         """Return about how much work a round of a run is, in samples of the cheaper model."""
-        if config not in self._costs:
-            self._costs[config] = self._cost(config)
-        return self._costs[config]
-
-    def _cost(self, config: RunConfig) -> float:
         experiment = self.experiment(config)
         size = float(np.mean(experiment.data.train.size))
         work = experiment.work
@@ -121,28 +131,119 @@ class Cache:
         return f"{slug(text, keep='-_.=', other='_')}-{digest}"
 
 
-def complete(
-    cache: Cache,
-    scale: Scale,
-    parts: Sequence[str],
-    console: Console,
-    runtime: str = "local",
-) -> None:
-    """Run all that the parts need and that has not ended.
+class Overall:
+    """A bar on a terminal, else a line for every run that ends.
 
-    Later runs depend on what earlier ones show, so the plan is asked again until nothing is
+    Runs differ in how long a round takes, so that work is counted in units of cost, and the time
+    that is left follows from the work done since the start. (The bars of ``core.progress`` tell
+    the time from the last half minute only.)
+
+    Args:
+        cost: About how much work a round of a run is.
+        name: The name that a run is shown by.
+        console: Where it is shown.
+    """
+
+    def __init__(
+        self,
+        cost: Callable[[RunConfig], float],
+        name: Callable[[RunConfig], str],
+        console: Console,
+    ) -> None:
+        self._cost, self._name, self._console = cost, name, console
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._done = 0.0  # work
+        self._skipped = 0.0  # the part of it that was done before
+        self._total = 0.0
+        self._rounds: dict[RunConfig, int] = {}
+        self._runs = 0
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None, left="")
+
+    def __enter__(self) -> "Overall":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def expect(self, runs: Sequence[RunConfig]) -> None:
+        """Count the work that is left: runs that are missing, each counted once."""
+        left = dict.fromkeys(runs)
+        self._runs = len(self._rounds) + len(left)
+        self._total = self._done + sum(self._cost(config) * config.rounds for config in left)
+
+    def advance(self, config: RunConfig, rounds: int) -> None:
+        """Count rounds of a run; the first call tells how many were done before."""
+        work = self._cost(config) * rounds
+        with self._lock:  # runs report from their own threads
+            first = config not in self._rounds
+            self._rounds[config] = self._rounds.get(config, 0) + rounds
+            self._done += work
+            self._skipped += work if first else 0
+            self._progress.update(
+                self._task,
+                description=self._count(),
+                total=self._total,
+                completed=self._done,
+                left=self._left(),
+            )
+            if not first and self._rounds[config] == config.rounds:
+                self._line(config, "done")
+
+    def diverged(self, config: RunConfig, why: str) -> None:
+        """Subtract the rest of a run from the work that is left."""
+        with self._lock:
+            self._total -= self._cost(config) * (config.rounds - self._rounds.get(config, 0))
+            self._rounds[config] = config.rounds
+            self._line(config, why)
+
+    def _line(self, config: RunConfig, text: str) -> None:
+        if not self._console.is_terminal:
+            share = self._done / self._total if self._total else 1.0
+            self._console.print(
+                f"{self._count()}, {share:.0%} of the work{self._left()}:"
+                f" {self._name(config)}: {text}",
+                highlight=False,
+            )
+
+    def _count(self) -> str:
+        ended = sum(done >= config.rounds for config, done in self._rounds.items())
+        return f"{ended} of about {self._runs} runs"
+
+    def _left(self) -> str:
+        fresh, seconds = self._done - self._skipped, time.monotonic() - self._began
+        if fresh <= 0:
+            return ""
+        minutes = round(max(0.0, self._total - self._done) / fresh * seconds / 60)
+        hours = f"{minutes // 60} h " if minutes >= 60 else ""
+        return f", about {hours}{minutes % 60} min left"
+
+
+def complete(cache: Cache, parts: Sequence[str], console: Console, runtime: str = "local") -> None:
+    """Run what the parts need and what has not ended.
+
+    Later runs depend on the results of earlier ones, so the plan is asked again until nothing is
     missing. The first seeds of everything come first: then there is something to look at.
     """
     with Overall(cache.cost, lambda config: cache.path(config).name, console) as overall:
         for most in (1, 3, None):
-            while missing := _missing(cache, plan.wanted(scale, parts, cache.choose, most)):
-                overall.expect([*missing, *_likely(cache, scale, parts)])
+            while missing := _missing(cache, plan.wanted(cache.scale, parts, cache.choose, most)):
+                overall.expect([*missing, *_likely(cache, parts)])
                 _run(cache, missing, overall, runtime)
 
 
-def missing_text(cache: Cache, scale: Scale, parts: Sequence[str]) -> str:
-    """Say how much is still missing; nothing if all is there."""
-    wanted = plan.wanted(scale, parts, cache.choose)
+def missing_text(cache: Cache, parts: Sequence[str]) -> str:
+    """Say how much is still missing; return nothing if all runs have ended."""
+    wanted = plan.wanted(cache.scale, parts, cache.choose)
     ended = len(cache.results(wanted))
     if ended == len(wanted):
         return ""
@@ -155,14 +256,14 @@ def _missing(cache: Cache, wanted: Sequence[RunConfig]) -> list[RunConfig]:
     return sorted(missing, key=lambda c: -cache.cost(c) * c.rounds)
 
 
-def _likely(cache: Cache, scale: Scale, parts: Sequence[str]) -> list[RunConfig]:
+def _likely(cache: Cache, parts: Sequence[str]) -> list[RunConfig]:
     """Return the runs that are likely to be missing later, for a guess at every γ still open."""
 
     def guess(grid: LrGrid) -> float | None:
-        lrs = list(grid.runs)
+        lrs = list(grid)
         return cache.choose(grid) or (lrs[len(lrs) // 2] if lrs else None)
 
-    return _missing(cache, plan.wanted(scale, parts, guess))
+    return _missing(cache, plan.wanted(cache.scale, parts, guess))
 
 
 def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: str) -> None:
@@ -185,14 +286,14 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
             overall.diverged(by_path[path], result.why)
         cache.keep(by_path[path], result)
 
-    side_by_side(
-        experiments,
-        lambda path, n: overall.advance(by_path[path], n),
-        ended,
-        runtime=runtime,
-    )
+    side_by_side(experiments, [partial(_advance, overall, by_path)], ended, runtime=runtime)
     if failures:  # the others have ended by now, and are kept
         raise failures[0]
+
+
+def _advance(overall: Overall, configs: Mapping[Path, RunConfig], event: Event) -> None:
+    """Count a round, or those that were done before."""
+    overall.advance(configs[event.path], 1 if event.record else event.round)
 
 
 def _has_ended(path: Path, config: RunConfig) -> bool:

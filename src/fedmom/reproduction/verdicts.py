@@ -5,13 +5,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmom.experiments.statistics import Finding
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reports.html import Status, Verdict
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.duels import MeasuredDuel, duels
-from fedmom.reproduction.findings import Contest, Findings, RunsByChoice
-from fedmom.reproduction.measures import final_loss, positive, windows
+from fedmom.reproduction.findings import Findings, RunsByChoice
+from fedmom.reproduction.measures import Contest, Duel, duels, final_loss, positive, windows
 from fedmom.reproduction.plan import PaperTask
 
 MOST = 0.9  # the share of stretches of rounds that "most of the time" means
@@ -99,7 +98,11 @@ def judge(findings: Findings) -> list[Row]:
         *_judged("fedsgd", [*equal, *own], "fedavg", "fedsgd", large_margin),
         *_judged("faster", equal, "fedmom", "fedavg", faster),
         *(row for t in scale.tasks for row in _at_same_lr(findings, t)),
-        *(row for t in scale.tasks for row in _over_lr(findings, t)),
+        *(
+            row
+            for t in scale.tasks
+            for row in _robust("lr", f"{t.name}, over γ", findings.over_lr[t.name], len(t.lrs))
+        ),
         *(
             row
             for which, curves in findings.over_epochs.items()
@@ -138,7 +141,7 @@ def overall(statuses: Sequence[Status]) -> Status:
     return Status.PART if {Status.HOLDS, Status.PART} & counted else Status.OPEN
 
 
-def large_margin(duel: MeasuredDuel) -> Status:
+def large_margin(duel: Duel) -> Status:
     """Whether the first method beats the second by a large margin."""
     if duel.is_("accuracy", Finding.TOO_FEW):
         return Status.FEW
@@ -151,7 +154,7 @@ def large_margin(duel: MeasuredDuel) -> Status:
     return Status.OPEN
 
 
-def faster(duel: MeasuredDuel) -> Status:
+def faster(duel: Duel) -> Status:
     """Whether the first method converges faster."""
     if duel.is_("area", Finding.TOO_FEW):
         return Status.FEW
@@ -164,7 +167,7 @@ def faster(duel: MeasuredDuel) -> Status:
     return Status.FAILS if any(slow) else Status.OPEN
 
 
-def wins(duel: MeasuredDuel) -> Status:
+def wins(duel: Duel) -> Status:
     """Whether the first method ends ahead."""
     if duel.is_("accuracy", Finding.TOO_FEW):
         return Status.FEW
@@ -173,7 +176,7 @@ def wins(duel: MeasuredDuel) -> Status:
     return Status.OPEN if _better_or_open(duel) else Status.FAILS
 
 
-def _better_or_open(duel: MeasuredDuel) -> bool:
+def _better_or_open(duel: Duel) -> bool:
     return duel.found["accuracy"].finding in (Finding.HIGHER, Finding.OPEN)
 
 
@@ -247,32 +250,26 @@ def _judged(
     contests: Sequence[Contest],
     ours: str,
     theirs: str,
-    rule: Callable[[MeasuredDuel], Status],
+    rule: Callable[[Duel], Status],
 ) -> list[Row]:
     """Judge two methods in all contests, as one family."""
-    family = duels([(contest, ours, theirs) for contest in contests])
+    family = duels(contests, ours, theirs)
     return [Row(claim, duel.where, rule(duel), duel.text()) for duel in family]
 
 
 def _at_same_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
     """Judge who is faster at every γ: the paper does not say which one it used."""
-    contests = findings.at_same_lr(task)
-    if task.lrs and len(contests) == len(task.lrs):
-        family = duels([(contest, "fedmom", "fedavg") for contest in contests.values()])
-        statuses = {lr: faster(duel) for lr, duel in zip(contests, family, strict=True)}
+    found = findings.at_same_lr(task)
+    if task.lrs and len(found) == len(task.lrs):
+        statuses = {lr: faster(duel) for lr, duel in found.items()}
         parts = (
             f"{status} at γ {', '.join(f'{lr:g}' for lr in statuses if statuses[lr] == status)}"
             for status in Status
             if status in statuses.values()
         )
-        numbers = f"{'; '.join(parts)}; seeds {min(duel.seeds for duel in family)}"
+        numbers = f"{'; '.join(parts)}; seeds {min(duel.seeds for duel in found.values())}"
         where = f"{task.name}, at every γ"
         yield Row("faster", where, overall(list(statuses.values())), numbers)
-
-
-def _over_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
-    curves = findings.over_lr[task.name]
-    return _robust("lr", f"{task.name}, over γ", curves, len(task.lrs))
 
 
 def _robust(claim: str, where: str, methods: RunsByChoice, choices: int) -> Iterator[Row]:

@@ -1,25 +1,39 @@
 """Where clients live. A runtime is asked and answers in blocks; ``base`` says how."""
 
 import os
+from typing import Any, NamedTuple
 
 from fedmom.core.registry import Registry, options
 
 RUNTIMES = Registry(
     "runtime",
     {
-        "local": "fedmom.runtimes.local:local",
-        "ray": "fedmom.runtimes.cluster.runtime:ray",
-        "flower": "fedmom.runtimes.devices.runtime:flower",
+        "local": "fedmom.runtimes.local:LocalRuntime",
+        "ray": "fedmom.runtimes.cluster.runtime:RayRuntime",
+        "flower": "fedmom.runtimes.devices.runtime:DeviceRuntime",
     },
     returns="fedmom.runtimes.base:Runtime",
 )
+# The option that says how many cores a run has, where several runs go side by side.
+CORES = {"local": "workers", "ray": "actors"}
 
 
-def cores(spec: str) -> int:
-    """Return how many runs of one core each a runtime has room for: here, or on a cluster."""
-    if RUNTIMES.check(spec) != "ray":
-        return os.cpu_count() or 1
-    from fedmom.runtimes.cluster import connect
+class SideBySide(NamedTuple):
+    """How many runs go side by side, and the options that give each of them its share of cores."""
 
-    given = options(RUNTIMES.find(spec), spec)
-    return max(1, connect.room(connect.connect(given.get("address")), given.get("cpus", 1)))
+    runs: int
+    options: dict[str, Any]
+
+
+def side_by_side(spec: str, runs: int) -> SideBySide:
+    """Return how runs on a runtime share the cores: those of this machine, or of a cluster."""
+    name = RUNTIMES.check(spec)
+    cores = os.cpu_count() or 1
+    if name == "ray":
+        from fedmom.runtimes.cluster import connect
+
+        given = options(RUNTIMES.find(spec), spec)
+        ray = connect.connect(given.get("address"))
+        cores = max(1, connect.room(ray, given.get("cpus", 1)))
+    share = {CORES[name]: max(1, cores // runs)} if name in CORES else {}
+    return SideBySide(min(cores, runs), share)

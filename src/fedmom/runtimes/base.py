@@ -1,18 +1,13 @@
 """The protocol between the round loop and the place where clients live."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.algorithms.base import Algorithm, Client, with_stages
-from fedmom.algorithms.client import LOCAL_TRAINING, LocalWork, full_gradient
-from fedmom.algorithms.model_state import client_with_state
+from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
-from fedmom.data.federated import FederatedData
-from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
 
 Clients = NDArray[np.int64]
@@ -26,7 +21,8 @@ class Block(NamedTuple):
         update: A tree whose leaves have one row per client, or one per group of clients.
         samples: n_k of every client, as the client tells it.
         metrics: Numbers with one entry per row: ``loss``, the mean local loss; ``norm``, the
-            norm of the row, where the runtime has measured it itself.
+            norm of the row, where the runtime has measured it itself; and what the method's
+            clients and stages report.
         version: The round whose model they trained.
         members: How many clients each row stands for, in the order of ``clients``, where groups
             were summed on their way; a row is then the weighted mean of its group by the rule's
@@ -115,7 +111,7 @@ class Snapshot(NamedTuple):
 
 @runtime_checkable
 class Runtime(Protocol):
-    """Where clients live.
+    """Where clients live. A runtime is made from a ``fedmom.Workload``.
 
     Replies to equal questions are equal, whatever the runtime, the number of workers or the
     order in which they come: clients draw by (seed, round, client) alone.
@@ -124,9 +120,10 @@ class Runtime(Protocol):
         >>> import fedmom
         >>> data = fedmom.load_data("synthetic:clients=4")
         >>> model = fedmom.build_model("logreg", data.features)
-        >>> state = fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()))
-        >>> runtime: Runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=2))
-        >>> runtime.ask(0, np.array([1, 3]), state.params)
+        >>> work = fedmom.LocalWork(lr=0.01, steps=2)
+        >>> workload = Workload(data, model, fedmom.Algorithm(fedmom.servers.fedavg(), work))
+        >>> runtime: Runtime = fedmom.LocalRuntime(workload)
+        >>> runtime.ask(0, np.array([1, 3]), fedmom.start(workload).params)
         >>> runtime.under_way()
         [(1, 0), (3, 0)]
         >>> [block.clients.tolist() for block in runtime.replies()]
@@ -134,6 +131,30 @@ class Runtime(Protocol):
         >>> runtime.under_way()
         []
     """
+
+    @property
+    def workload(self) -> Workload:
+        """What is run."""
+        ...
+
+    @property
+    def runs_method(self) -> bool:
+        """Whether clients run the method's own client and stages.
+
+        A runtime whose clients only do plain local training says False. A run whose method has
+        more than that is then refused: a stage is never silently absent.
+        """
+        ...
+
+    def prepare(self, cohort: int, *, sums: bool) -> None:
+        """Note what a run will look like, before its first question.
+
+        Args:
+            cohort: How many clients are usually asked at once: what is compiled for a number of
+                clients is compiled for this one.
+            sums: Whether replies may be added up on their way, in blocks with ``members``.
+        """
+        ...
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Send the broadcast of a round to clients. Returns at once.
@@ -145,11 +166,23 @@ class Runtime(Protocol):
         """
         ...
 
-    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
-        """Yield replies as they come, until nobody is left who was asked.
+    def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> Sequence[int]:
+        """Return how many clients each block of replies would hold; nothing if it is not known.
+
+        Where it is known, the server's programs compile while the clients compile theirs.
 
         Args:
-            timeout: End after so many seconds without a reply, too; those who have not answered
+            round_: The round.
+            clients: Who would be asked.
+            broadcast: What they would receive.
+        """
+        ...
+
+    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
+        """Yield replies as they come, until every asked client has answered or failed.
+
+        Args:
+            timeout: End after this many seconds without a reply, too; those who have not answered
                 stay under way.
 
         Yields:
@@ -199,7 +232,7 @@ class Runtime(Protocol):
         ...
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Go on from a snapshot.
+        """Resume from a snapshot.
 
         Args:
             snapshot: What ``snapshot`` has returned, here or in another runtime.
@@ -210,54 +243,3 @@ class Runtime(Protocol):
     def close(self) -> None:
         """Release threads and connections."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Workload:
-    """What clients need to know to do their work, wherever they live.
-
-    Args:
-        data: The population.
-        model: The model.
-        work: Steps, batches and solver.
-        algorithm: The method; its client and stages run where the data is.
-        seed: The seed of the run.
-        cohort: How many clients are usually asked at once, if that is known: what is compiled for
-            a number of clients is compiled for this one.
-
-    Examples:
-        >>> import fedmom
-        >>> data = fedmom.load_data("synthetic:clients=4")
-        >>> model = fedmom.build_model("logreg", data.features)
-        >>> workload = Workload(data, model, fedmom.LocalWork(steps=2))
-        >>> workload.client is LOCAL_TRAINING
-        True
-    """
-
-    data: FederatedData
-    model: Model
-    work: LocalWork
-    algorithm: Algorithm | None = None
-    seed: int = 0
-    cohort: int | None = None
-
-    @property
-    def method_client(self) -> Client:
-        """What a client does by the method, stages included; the model's state is apart."""
-        if self.algorithm is None:
-            return LOCAL_TRAINING
-        return with_stages(self.algorithm.client or LOCAL_TRAINING, self.algorithm.stages)
-
-    @property
-    def client(self) -> Client:
-        """What a client does, stages and the model's state included."""
-        if self.model.state is None:
-            return self.method_client
-        return client_with_state(self.method_client, local=self.model.state == "local")
-
-    @property
-    def local_work(self) -> LocalWork:
-        """The work, or FedSGD's where the method asks for full gradients."""
-        if self.algorithm is not None and self.algorithm.full_gradient:
-            return full_gradient(self.work.lr)
-        return self.work

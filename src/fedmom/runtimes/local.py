@@ -11,21 +11,19 @@ import jax
 import numpy as np
 
 from fedmom.algorithms import schedules
-from fedmom.algorithms.base import Algorithm
-from fedmom.algorithms.client import LocalWork, capacity
+from fedmom.algorithms.local_work import capacity
+from fedmom.algorithms.workload import Workload
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params
 from fedmom.data.batches import place, reader
-from fedmom.data.federated import FederatedData
-from fedmom.models.base import Model
-from fedmom.runtimes import questions
-from fedmom.runtimes.base import Block, Clients, Scores, Snapshot, Workload
-from fedmom.runtimes.programs import Answer, ClientTask, Way, compiled
-from fedmom.runtimes.questions import Question
+from fedmom.runtimes import in_flight
+from fedmom.runtimes.base import Block, Clients, Scores, Snapshot
+from fedmom.runtimes.client_programs import Answer, ClientTask, Way, compiled
+from fedmom.runtimes.client_states import ClientStates
+from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
-from fedmom.runtimes.states import ClientStates
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
 # of its own. Counted, not timed: the way a round is computed must not depend on a clock.
@@ -49,50 +47,41 @@ class LocalRuntime:
     for, so work that is cancelled costs nothing.
 
     Args:
-        data: The population.
-        model: The model.
-        work: What clients do in a round.
-        algorithm: The method, whose client and stages run here; by default plain local training.
-        seed: The seed of the run.
+        workload: What is run.
         workers: Threads; by default one per core.
         vectorized: Run many clients in one program; by default on accelerators only.
-        cohort: How many clients are usually asked at once. Where another number is asked, clients
-            run in calls of few different sizes, since each size is compiled. By default all
-            numbers are usual.
 
     Examples:
         >>> import numpy as np
         >>> import fedmom
         >>> data = fedmom.load_data("synthetic:clients=4")
         >>> model = fedmom.build_model("logreg", data.features)
-        >>> runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=2))
-        >>> state = fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()), seed=0)
-        >>> runtime.ask(0, np.array([1, 3]), state.params)
+        >>> work = fedmom.LocalWork(lr=0.01, steps=2)
+        >>> workload = fedmom.Workload(data, model, fedmom.Algorithm(fedmom.servers.fedavg(), work))
+        >>> runtime = fedmom.LocalRuntime(workload)
+        >>> runtime.ask(0, np.array([1, 3]), fedmom.start(workload).params)
         >>> [block.clients.tolist() for block in runtime.replies()]
         [[1, 3]]
     """
 
+    runs_method = True
+
     def __init__(
         self,
-        data: FederatedData,
-        model: Model,
-        work: LocalWork,
-        algorithm: Algorithm | None = None,
+        workload: Workload,
         *,
-        seed: int = 0,
         workers: int | None = None,
         vectorized: bool | None = None,
-        cohort: int | None = None,
     ) -> None:
         if workers is not None and workers < 1:
-            raise FedMomError(f"workers={workers} is not 1 or more.")
+            raise FedMomError(f"workers={workers} must be at least 1.")
         keep_programs()
-        workload = Workload(data, model, work, algorithm, seed)
-        self._data = data
-        self._work, self._client = workload.local_work, workload.client
+        self.workload = workload
+        data, model = workload.data, workload.model
+        self._data, self._work, self._client = data, workload.work, workload.method.client
         self._arrays = place(data.arrays)
-        self._key = clients_key(seed)
-        self._cohort = cohort
+        self._key = clients_key(workload.seed)
+        self._cohort: int | None = None
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
         self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
@@ -104,6 +93,16 @@ class LocalRuntime:
         self._committed: list[Question] = []  # of them, as the last round left them
         self._workers = workers or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client")
+
+    def prepare(self, cohort: int, *, sums: bool) -> None:  # noqa: ARG002
+        """Note how many clients are usually asked at once.
+
+        Args:
+            cohort: Where another number is asked, clients run in calls of few different sizes,
+                since each size is compiled.
+            sums: Not used: replies are added up by the loop.
+        """
+        self._cohort = cohort
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Note whom to run with what."""
@@ -125,7 +124,7 @@ class LocalRuntime:
                 yield Block(clients, update, samples, metrics, question.round)
 
     def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> list[int]:
-        """Return how many clients each block of replies will hold, so that sums compile early.
+        """Return how many clients each block of replies would hold.
 
         Args:
             round_: The round.
@@ -179,12 +178,12 @@ class LocalRuntime:
 
     def snapshot(self) -> Snapshot:
         """Return the states of the clients seen so far, and who was asked with what."""
-        return Snapshot(self.states.tensors() | questions.pack(self._committed))
+        return Snapshot(self.states.tensors() | in_flight.pack(self._committed))
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Go on from a snapshot."""
+        """Resume from a snapshot."""
         self.states.load(snapshot.tensors, broadcast)
-        self._asked = deque(questions.unpack(snapshot.tensors, broadcast))
+        self._asked = deque(in_flight.unpack(snapshot.tensors, broadcast))
         self.commit()
 
     def close(self) -> None:
@@ -257,22 +256,6 @@ class LocalRuntime:
         self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
         return self._sent * int(samples)
-
-
-def local(
-    workload: Workload, *, workers: int | None = None, vectorized: bool | None = None
-) -> LocalRuntime:
-    """Clients in this process, on threads or vectorized on an accelerator."""
-    return LocalRuntime(
-        workload.data,
-        workload.model,
-        workload.work,
-        workload.algorithm,
-        seed=workload.seed,
-        workers=workers,
-        vectorized=vectorized,
-        cohort=workload.cohort,
-    )
 
 
 def at_once(clients: int, product: int) -> int:

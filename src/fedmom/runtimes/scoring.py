@@ -16,7 +16,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.data.federated import FederatedData, Split
-from fedmom.data.thinning import thinned
+from fedmom.data.subsample import thinned
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
 from fedmom.runtimes.base import Scores

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedmom.theory.bounds_corrected import corrected_fedmom_max_lr
-from fedmom.theory.bounds_decreasing import decreasing_fedmom
 from fedmom.theory.constants import Array, Constants, Setting
+from fedmom.theory.theorems import CORRECTED_FEDMOM
 
 LONGEST = 30.0  # of a horizon: beyond it a schedule is all but constant
 DECAYS = ("constant", "inverse_sqrt", "cosine", "exponential")
@@ -89,7 +88,7 @@ class Case:
 
     def steps(self, rounds: int) -> Array:
         """Return γ_0 ... γ_{T-1}."""
-        first = self.part * corrected_fedmom_max_lr(self.constants, self.setting)
+        first = self.part * float(CORRECTED_FEDMOM.max_lr(self.constants, self.setting))
         t = np.arange(rounds)
         if self.decay == "inverse_sqrt":
             return first / np.sqrt(1 + t / self.horizon)
@@ -132,7 +131,7 @@ def ratio(case: Case, rounds: int) -> float:
     """
     steps = case.steps(rounds)
     means = np.cumsum(steps * gradient_squares(case, steps)) / np.cumsum(steps)
-    bounds = decreasing_fedmom(case.constants, case.setting, steps)
+    bounds = CORRECTED_FEDMOM.schedule_bounds(case.constants, case.setting, steps)
     return float(np.max(means[bounds > 0] / bounds[bounds > 0], initial=0.0))
 
 

@@ -70,14 +70,14 @@ def weight_moments(
         raise FedMomError(f"weighting {weighting!r} is none of {', '.join(WEIGHTINGS)}.")
     if sampler not in KNOWN_SAMPLERS:
         raise FedMomError(
-            f"The moments of sampler {sampler!r} are not known here. Take"
+            f"The moments of sampler {sampler!r} are not known here. Use"
             f" {' or '.join(KNOWN_SAMPLERS)}."
         )
     if sampler == "weighted":
         if weighting != "uniform":
             raise FedMomError(
                 f"sampler weighted goes with uniform weights, not with {weighting} weights, which"
-                " would count samples twice. Take weighting uniform."
+                " would count samples twice. Use weighting uniform."
             )
         return _by_size(counts, per_round)
     if weighting == "cohort":

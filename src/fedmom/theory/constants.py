@@ -1,4 +1,4 @@
-"""What the theorems speak of: the constants of a problem, and how it is trained."""
+"""What the theorems are about: the constants of a problem, and how it is trained."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Number = float | Array  # γ, T and bounds: one of them, or arrays that broadcas
 class Constants:
     """What the assumptions bound, for one problem and one start.
 
-    Equal clients have G² = 0 and B² = 1. The paper's statements do not look at these two.
+    Equal clients have G² = 0 and B² = 1. The paper's theorems do not use these two.
 
     Args:
         smoothness: L, the Lipschitz constant of every ∇f_k and so of ∇f.
@@ -56,7 +56,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Setting:
-    """How the problem is trained, but for the step size γ and the rounds T.
+    """How the problem is trained, except for the learning rate γ and the rounds T.
 
     Args:
         clients: K.
@@ -82,14 +82,14 @@ class Setting:
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         if self.clients < 1:
-            raise FedMomError(f"K = {self.clients} clients are too few: there must be 1 or more.")
+            raise FedMomError(f"K = {self.clients} clients: must be at least 1.")
         if not 1 <= self.per_round <= self.clients:
             raise FedMomError(
                 f"M = {self.per_round} clients per round is not between 1 and the"
                 f" K = {self.clients} clients."
             )
         if self.local_steps < 1:
-            raise FedMomError(f"H = {self.local_steps} local steps is not 1 or more.")
+            raise FedMomError(f"H = {self.local_steps} local steps: must be at least 1.")
         if not 0 < self.server_lr < math.inf:
             raise FedMomError(f"server-lr {self.server_lr} is not a number greater than 0.")
         if not 0 <= self.momentum < 1:
@@ -136,25 +136,3 @@ def positive(values: ArrayLike, name: str) -> Array:
 def plain(values: Array) -> Number:
     """Return a float for a single number, and arrays as they are."""
     return float(values) if np.ndim(values) == 0 else values
-
-
-def root_of_ratio(above: float, below: Array) -> Array:
-    """Return sqrt(above/below); without noise below is 0, and there is no such limit."""
-    ratio = np.full_like(below, np.inf)
-    np.divide(above, below, out=ratio, where=below > 0)
-    return np.sqrt(ratio)
-
-
-def at_most(lr: ArrayLike, largest: ArrayLike) -> bool:
-    """Tell whether every γ is within its limit, up to rounding."""
-    return bool(np.all(positive(lr, "lr") <= np.asarray(largest) * (1 + 1e-9)))
-
-
-def check_server_lr(setting: Setting) -> None:
-    """Refuse an η that the paper's theorems do not speak of."""
-    if not setting.server_lr_in_range:
-        low, high = setting.server_lr_range
-        raise FedMomError(
-            f"server-lr {setting.server_lr:g} is not in [{low:g}, {high:g}], which is [1, K/M]:"
-            " the paper's theorems do not speak of it. Take a server-lr in this range."
-        )

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedmom.reports.charts import Chart, Figure, Line
-from fedmom.theory.bounds_corrected import corrected_fedavg
-from fedmom.theory.bounds_paper import theorem1, theorem1_max_lr
 from fedmom.theory.constants import Array, Constants, Setting
-from fedmom.theory.problems import Quadratics
-from fedmom.theory.simulation import gradient_squares, simulate
+from fedmom.theory.paper_theorems import THEOREM_1
+from fedmom.theory.problems import Quadratics, gradient_squares, simulate
+from fedmom.theory.theorems import CORRECTED_FEDAVG
 
 PROBLEM = Quadratics(
     weights=np.array([0.5, 0.5]),
@@ -30,7 +29,7 @@ START = np.array([3.0])
 SETTING = Setting(clients=2, per_round=2, local_steps=50, largest_weight=0.5)
 # B² = 4 is the largest that leaves Theorem 1' the paper's γ; G² = 1 + 1/(B² - 2) goes with it.
 CONSTANTS: Constants = PROBLEM.constants(START, similarity=4.0)
-LR = theorem1_max_lr(CONSTANTS, SETTING)  # 1/(4LH)
+LR = float(THEOREM_1.max_lr(CONSTANTS, SETTING))  # 1/(4LH)
 ROUNDS = 100_000
 AT_A_TIME = 500  # rounds run before looking whether the model still moves
 
@@ -79,8 +78,8 @@ def compare(rounds: ArrayLike | None = None) -> Comparison:
     return Comparison(
         rounds=counts.astype(float),
         measured=least[counts - 1],
-        paper=np.asarray(theorem1(CONSTANTS, SETTING, LR, counts)),
-        corrected=np.asarray(corrected_fedavg(CONSTANTS, SETTING, LR, counts)),
+        paper=np.asarray(THEOREM_1.bound(CONSTANTS, SETTING, LR, counts)),
+        corrected=np.asarray(CORRECTED_FEDAVG.bound(CONSTANTS, SETTING, LR, counts)),
     )
 
 

@@ -12,8 +12,13 @@ the models of one short run, on some clients and samples, can only be smaller.
   least squares) to the observed points, at least 1; G² is the smallest that then covers them all.
 - f_inf: the lowest loss seen. The true one is lower, so the gap f(w_0) - f_inf is at least this.
 
-``intervals`` says what the 90 % intervals are of. L has a lower end only, the value itself:
-no sample of clients tells how large the largest of all may be.
+Each has a 90 % confidence interval: of the number that the same measurement, at the same models,
+would give on a large population of which the drawn clients are a sample. It reaches from the
+estimate up and down by the standard error that 1,000 bootstrap samples of the clients show, times
+the quantile of Student's t. The bootstrap's own percentiles would not do: G² and the rest are
+largest values, ratios and squares of means, whose bootstrap samples lie to one side of the
+estimate, all of them at times. L has a lower end only, the value itself: no sample of clients
+tells how large the largest of all may be.
 """
 
 import os
@@ -27,9 +32,13 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
-from numpy.typing import NDArray
+from rich.progress import Progress
+from scipy.special import stdtrit  # scipy.stats has the same, and loads for a second
 
-from fedmom.algorithms.client import LocalWork
+from fedmom.algorithms.base import Algorithm
+from fedmom.algorithms.local_work import LocalWork
+from fedmom.algorithms.server import fedavg
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import hessian_key
 from fedmom.core.types import Params
@@ -37,16 +46,25 @@ from fedmom.data.federated import FederatedData
 from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
 from fedmom.runtimes.local import LocalRuntime
-from fedmom.theory.budgets import Budget, Tick
-from fedmom.theory.constants import Constants
-from fedmom.theory.intervals import Estimate, Measured, summarize
+from fedmom.theory.constants import Array, Constants
+from fedmom.theory.measurement_budget import EstimateBudget, Tick
 from fedmom.training.subproblem import Subproblem
-
-Floats = NDArray[np.float64]
 
 ITERATIONS = 20  # of the power iteration, at most
 RISE = 0.005  # it ends when |Hv| rises by less than this, relatively
 GRADIENTS = 13  # models along a run at which gradients are looked at
+BOOTSTRAPS = 1000
+LEVEL = 0.9  # of every interval
+SMALL = 0.1  # of what it is a part of: below this, G² varies by differences, not by factors
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, and an interval that contains it; ``high`` is None if there is no upper end."""
+
+    value: float
+    low: float
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -104,8 +122,31 @@ def walk(experiment: Experiment, rounds: int) -> Iterator[tuple[int, Params]]:
 
 
 def spaced(rounds: int, models: int) -> list[int]:
-    """Return the rounds, from 0 to the last, at which so many models are looked at."""
+    """Return the rounds, from 0 to the last, at which ``models`` models are measured."""
     return sorted({round(t) for t in np.linspace(0, rounds, models)})
+
+
+def estimate_task(
+    experiment: Experiment, budget: EstimateBudget, rounds: int, bar: Progress
+) -> Estimates:
+    """Estimate the constants of a task along a short run of it."""
+    looks = spaced(rounds, max(GRADIENTS, budget.models))
+    task = bar.add_task("short run", total=rounds + 1)
+    models: dict[int, Params] = {}
+    for t, params in walk(experiment, rounds):
+        if t in looks:
+            models[t] = params
+        bar.advance(task)
+    task = bar.add_task("estimates", total=budget.steps(experiment.data.clients))
+    return estimate(
+        experiment.model,
+        experiment.data,
+        models,
+        batch_size=experiment.work.batch_size,
+        budget=budget,
+        seed=experiment.config.seed,
+        tick=lambda: bar.advance(task),
+    )
 
 
 def estimate(
@@ -114,7 +155,7 @@ def estimate(
     models: Mapping[int, Params],
     *,
     batch_size: int | None = 10,
-    budget: Budget | None = None,
+    budget: EstimateBudget | None = None,
     seed: int = 0,
     tick: Tick = lambda: None,
 ) -> Estimates:
@@ -123,42 +164,51 @@ def estimate(
     All models serve for G², B² and f_inf, and as many as the ``budget`` has, evenly spaced, for
     L and σ². ``batch_size`` None means full gradients, whose variance is 0.
     """
-    budget = budget or Budget()
+    budget = budget or EstimateBudget()
     sample = Subproblem(model, data, clients=budget.clients, samples=budget.samples, seed=seed)
     noise = _Noise(model, data, batch_size, sample, budget.pairs, seed)
     curvature = _Curvature(sample, seed)
     rounds = sorted(models)
-    slopes = [_Gradients(*_gradients_at(sample, models[t])) for t in rounds]
+    losses, products = zip(*(_gradients(sample, models[t]) for t in rounds), strict=True)
     few = [models[rounds[i]] for i in spaced(len(rounds) - 1, budget.models)]
-    curvatures = [_Curvatures(noise(w, tick), *curvature(w, tick)) for w in few]
-    share = len(sample.clients) / data.clients
-    return _summed_up(slopes, curvatures, sample, share, rounds, batch_size, seed)
+    looks = [(noise(params, tick), *curvature(params, tick)) for params in few]
+    variances, smoothness, smoothness_of_f = zip(*looks, strict=True)
+    seen = Measured(
+        losses=np.array(losses),
+        products=np.array(products),
+        variances=np.array(variances),
+        weights=sample.weights,
+        share=len(sample.clients) / data.clients,
+    )
+    variance, dissimilarity, similarity, gap = summarize(seen, seed)
+    largest = np.max(smoothness, axis=0)  # of every client
+    path = seen.losses @ sample.weights
+    return Estimates(
+        smoothness=Estimate(float(largest.max()), float(largest.max()), None),
+        smoothness_of_f=max(smoothness_of_f),
+        variance=variance,
+        largest_variance=float(seen.variances.max()),
+        dissimilarity=dissimilarity,
+        similarity=similarity,
+        gap=gap,
+        first_loss=float(path[0]),
+        lowest_loss=float(path.min()),
+        batch_size=batch_size,
+        clients=len(sample.clients),
+        samples=int(sample.taken.sum()),
+        rounds=rounds,
+        models=len(few),
+        smoothness_of_clients=np.percentile(largest, (5, 95)).tolist(),
+    )
 
 
-@dataclass(frozen=True)
-class _Gradients:
-    """What gradients show at one model; arrays are over the drawn clients."""
-
-    losses: Floats
-    products: Floats  # <∇f_i, ∇f_j>
-
-
-@dataclass(frozen=True)
-class _Curvatures:
-    """What batches and Hessians show at one model."""
-
-    variances: Floats
-    smoothness: Floats
-    smoothness_of_f: float
-
-
-def _gradients_at(sample: Subproblem, params: Params) -> tuple[Floats, Floats]:
+def _gradients(sample: Subproblem, params: Params) -> tuple[Array, Array]:
     """Return the clients' losses, and the inner products of their gradients."""
     found = [sample.gradient(params, k) for k in range(len(sample.clients))]
     rows = jnp.stack([jax.flatten_util.ravel_pytree(g)[0] for _, g in found])
     losses = np.array([float(loss) for loss, _ in found])
     if not np.isfinite(losses).all():
-        raise FedMomError("A client's loss is not finite. Take a smaller --lr.")
+        raise FedMomError("A client's loss is not finite. Use a smaller --lr.")
     return losses, np.asarray(rows @ rows.T, np.float64)
 
 
@@ -176,10 +226,11 @@ class _Noise:
     ) -> None:
         # One step of size 1 sends back the gradient of a batch; a round's number names the batch.
         work = LocalWork(lr=1.0, steps=1, batch_size=batch_size)
-        self._runtime = LocalRuntime(data, model, work, seed=seed, workers=1)
+        workload = Workload(data, model, Algorithm(fedavg(), work), seed)
+        self._runtime = LocalRuntime(workload, workers=1)
         self._clients, self._pairs = sample.clients, pairs if batch_size else 0
 
-    def __call__(self, params: Params, tick: Tick) -> Floats:
+    def __call__(self, params: Params, tick: Tick) -> Array:
         """Return the variance for every drawn client."""
         found = np.zeros(len(self._clients))
         for i in range(len(self._clients)):
@@ -203,7 +254,7 @@ class _Curvature:
         self._key = hessian_key(seed)
         self._vectors: dict[int | None, Params] = {}
 
-    def __call__(self, params: Params, tick: Tick) -> tuple[Floats, float]:
+    def __call__(self, params: Params, tick: Tick) -> tuple[Array, float]:
         """Return L of every drawn client, and of f."""
 
         def largest(client: int | None) -> float:
@@ -243,40 +294,113 @@ def _distance(a: Params, b: Params) -> jax.Array:
     return optax.tree.norm(jax.tree.map(jnp.subtract, a, b))
 
 
-def _summed_up(
-    slopes: list[_Gradients],
-    curvatures: list[_Curvatures],
-    sample: Subproblem,
-    share: float,
-    rounds: list[int],
-    batch_size: int | None,
-    seed: int,
-) -> Estimates:
-    seen = Measured(
-        losses=np.array([slope.losses for slope in slopes]),
-        products=np.array([slope.products for slope in slopes]),
-        variances=np.array([each.variances for each in curvatures]),
-        weights=sample.weights,
-        share=share,
+@dataclass(frozen=True)
+class Measured:
+    """What was seen; the last axis is the drawn clients, the first the models.
+
+    Args:
+        losses: f_k(w).
+        products: <∇f_i(w), ∇f_j(w)>, with two axes of clients.
+        variances: σ² of each client's batches, at some of the models.
+        weights: p_k over the drawn clients; its sum is 1.
+        share: The drawn part of all clients, in (0, 1].
+    """
+
+    losses: Array
+    products: Array
+    variances: Array
+    weights: Array
+    share: float = 1.0
+
+
+def summarize(seen: Measured, seed: int) -> tuple[Estimate, Estimate, Estimate, Estimate]:
+    """Return σ², G², B² and f(w_0) - f_inf, each with its interval.
+
+    Args:
+        seen: What was measured.
+        seed: Of the bootstrap.
+
+    Returns:
+        The estimates. Intervals of σ², G² and B² reach up and down by a factor (G² by less if it
+        is small next to Σ p_k|∇f_k|²), that of the gap by a difference; none reaches below 0,
+        that of B² not below 1.
+    """
+    size = len(seen.weights)
+    draws = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), BOOTSTRAPS)
+    samples = draws * seen.weights
+    samples /= samples.sum(axis=1, keepdims=True)
+    spread = _values(seen, samples, share=1.0)
+    values = [float(v[0]) for v in _values(seen, seen.weights[None], seen.share)]
+    # Clients of unequal weight count as fewer equal ones would; and a bootstrap sample of n
+    # clients spreads by n - 1 of n.
+    alike = 1 / float(np.sum(seen.weights**2))
+    quantile = float(stdtrit(max(1.0, alike - 1), (1 + LEVEL) / 2))
+    reach = quantile * np.sqrt(size / max(1, size - 1))
+    variance, dissimilarity, similarity, gap = zip(values, spread, strict=True)
+    clients_squares = np.diagonal(seen.products, axis1=1, axis2=2) @ seen.weights
+    return (
+        _by_factors(*variance, reach),
+        _by_factors(*dissimilarity, reach, shift=SMALL * float(clients_squares.max())),
+        _by_factors(*similarity, reach, least=1.0),
+        _by_differences(*gap, reach),
     )
-    variance, dissimilarity, similarity, gap = summarize(seen, seed)
-    smoothness = np.array([each.smoothness for each in curvatures])
-    largest = float(smoothness.max())
-    losses = seen.losses @ sample.weights
-    return Estimates(
-        smoothness=Estimate(largest, largest, None),
-        smoothness_of_f=max(each.smoothness_of_f for each in curvatures),
-        variance=variance,
-        largest_variance=float(seen.variances.max()),
-        dissimilarity=dissimilarity,
-        similarity=similarity,
-        gap=gap,
-        first_loss=float(losses[0]),
-        lowest_loss=float(losses.min()),
-        batch_size=batch_size,
-        clients=len(sample.clients),
-        samples=int(sample.taken.sum()),
-        rounds=rounds,
-        models=len(curvatures),
-        smoothness_of_clients=np.percentile(smoothness.max(axis=0), (5, 95)).tolist(),
+
+
+def fit(gradient_squares: Array, mean_squares: Array) -> tuple[Array, Array]:
+    """Return G² and B² for |∇f|² and Σ p_k|∇f_k|² seen at some models, the last axis.
+
+    B² is the slope of the straight line closest by least squares, at least 1; G² is the smallest
+    that then covers all models.
+    """
+    x, y = gradient_squares, mean_squares
+    apart = x - x.mean(axis=-1, keepdims=True)
+    spread = np.sum(apart**2, axis=-1)
+    slope = np.divide(
+        np.sum(apart * y, axis=-1), spread, out=np.ones_like(spread), where=spread > 0
     )
+    slope = np.maximum(1.0, slope)
+    room = np.max(y - slope[..., None] * x, axis=-1)
+    return np.maximum(0.0, room), slope
+
+
+def _values(seen: Measured, weights: Array, share: float) -> tuple[Array, ...]:
+    """Return σ², G², B² and the gap for rows of clients' weights."""
+    own = np.diagonal(seen.products, axis1=1, axis2=2)  # |∇f_k|²
+    squares = np.einsum("bi,mij,bj->bm", weights, seen.products, weights, optimize=True)
+    if share < 1:
+        squares = np.maximum(0.0, squares - (1 - share) * _excess(own, squares, weights))
+    losses = weights @ seen.losses.T
+    variances = np.max(weights @ seen.variances.T, axis=1)
+    return variances, *fit(squares, weights @ own.T), losses[:, 0] - losses.min(axis=1)
+
+
+def _excess(own: Array, squares: Array, weights: Array) -> Array:
+    """Return how much longer, in the square, a mean over few clients is than that over many.
+
+    It is the variance of the mean, which the spread of the clients tells. Without it |∇f|² would
+    be too large and G² too small.
+    """
+    doubles = np.sum(weights**2, axis=1, keepdims=True)
+    spread = weights**2 @ own.T - doubles * squares
+    return np.divide(spread, 1 - doubles, out=np.zeros_like(spread), where=doubles < 1 - 1e-9)
+
+
+def _by_factors(
+    value: float, draws: Array, reach: float, *, least: float = 0.0, shift: float = 0.0
+) -> Estimate:
+    """Return the interval of what varies by factors once a shift is added.
+
+    A shift is for what may be 0. Then a factor means little, and a difference does.
+    """
+    if value + shift == 0:
+        return Estimate(0.0, 0.0, float(draws.max()))
+    shifted = np.maximum(draws + shift, 1e-9 * (value + shift))
+    factor = float(np.exp(reach * np.std(np.log(shifted))))
+    low, high = (value + shift) / factor - shift, (value + shift) * factor - shift
+    # Rounding must not put the estimate outside.
+    return Estimate(value, min(value, max(least, low)), max(value, high))
+
+
+def _by_differences(value: float, draws: Array, reach: float) -> Estimate:
+    away = float(reach * np.std(draws))
+    return Estimate(value, max(0.0, value - away), value + away)

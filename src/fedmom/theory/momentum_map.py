@@ -1,4 +1,4 @@
-"""When does momentum win? FedAvg and FedMom on quadratic clients, each at its own best γ.
+"""When does momentum win? FedAvg and FedMom on quadratic clients at their own best γ, as a map.
 
 The best γ is found in the same way for both: a grid with four γ to a factor of ten, then two finer
 ones around the best. All γ of a grid go through the rounds together, which one search after
@@ -11,16 +11,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmom.core.errors import FedMomError
-from fedmom.theory.budgets import Tick
+from fedmom.reports.charts import Chart, Figure, Heat
 from fedmom.theory.constants import Array
-from fedmom.theory.moments import CEILING, Recursion
-from fedmom.theory.quadratic import Plan, QuadraticClients
+from fedmom.theory.expected_loss import CEILING, Recursion
+from fedmom.theory.measurement_budget import Tick
+from fedmom.theory.quadratic import Plan, QuadraticClients, random_clients
 
 PER_DECADE = 4
 FINER = 8  # γ of a finer grid
 TIMES = 2  # finer grids
-DRAW = 1.1  # losses closer than this factor are a draw
+TIE = 1.1  # losses closer than this factor are a tie
+PER_ROUND = (1, 2, 5, 10, 20, 50)  # clients, the rows of a map
+HORIZONS = (50, 200, 1000, 3000)  # of the general map
+PANELS = ((30, 0.3), (3000, 0.3), (3000, 0.05))  # its condition number, spread of optima and noise
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+FULL = 3.0  # the factor of the deepest shade
+NOTE = (
+    "Numbers: FedAvg's expected excess loss over FedMom's, each at its own best γ."
+    " Blue, above 1: FedMom ahead. Orange, below 1: FedAvg ahead."
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +56,12 @@ class ExpectedDuel:
 
     @property
     def verdict(self) -> str:
-        """Who is ahead, in words; less than 10 % is a draw."""
-        if self.ratio > DRAW:
+        """Who is ahead, in words; less than 10 % is a tie."""
+        if self.ratio > TIE:
             return f"FedMom ahead by {self.ratio:.2f}"
-        if self.ratio < 1 / DRAW:
+        if self.ratio < 1 / TIE:
             return f"FedAvg ahead by {1 / self.ratio:.2f}"
-        return "a draw"
+        return "a tie"
 
 
 def best_lr(clients: QuadraticClients, plan: Plan, rounds: int, *, momentum: float = 0.0) -> Best:
@@ -91,7 +100,7 @@ def duels(
         plan: How it is trained.
         rounds: The horizons; each has best γ of its own.
         momentum: FedMom's β.
-        ceiling: A γ at which the loss rises above so many times the first does not count.
+        ceiling: A γ at which the loss rises above this multiple of the first does not count.
 
     Returns:
         One comparison for every horizon.
@@ -178,12 +187,72 @@ def momentum_map(
     return MomentumMap([name for name, *_ in cases], list(rounds), rows)
 
 
+def general_maps(
+    momentum: float, tick: Tick = lambda: None
+) -> list[tuple[int, float, MomentumMap]]:
+    """Return the maps of random populations: condition number, spread and map of each.
+
+    ``tick`` is called after each of the rows, one per panel and number of clients.
+    """
+    panels = []
+    for condition, spread in PANELS:
+        clients = random_clients(condition=condition, spread=spread, noise=spread)
+        cases = [(str(m), clients, Plan(per_round=m, steps=10)) for m in PER_ROUND]
+        found = momentum_map(cases, HORIZONS, momentum=momentum, tick=tick)
+        panels.append((condition, spread, found))
+    return panels
+
+
+def figure(
+    panels: Sequence[tuple[str, MomentumMap]],
+    *,
+    title: str = "Blue: FedMom ahead. Orange: FedAvg.",
+    task: tuple[int, int] | None = None,
+) -> Figure:
+    """Draw maps.
+
+    Args:
+        panels: A title and a map for each.
+        title: That of the whole.
+        task: The cell of the user's own task, as (row, column), framed in every map.
+
+    Returns:
+        A figure for ``fedmom.reports.drawing``.
+
+    Examples:
+        >>> from fedmom.theory.quadratic import Plan, random_clients
+        >>> cases = [("2", random_clients(clients=9, dimension=2), Plan(per_round=2))]
+        >>> figure([("few", momentum_map(cases, [10]))]).charts[0].title
+        'few'
+    """
+    charts = [_chart(name, found, task) for name, found in panels]
+    mark = " The frame: your task." if task is not None else ""
+    return Figure(name="momentum", title=title, charts=charts, note=NOTE + mark)
+
+
+def _chart(title: str, found: MomentumMap, task: tuple[int, int] | None) -> Chart:
+    shades = np.clip(np.log(found.ratios) / np.log(FULL), -1, 1)
+    heat = Heat(
+        label="ratio",
+        rows=found.rows,
+        columns=[f"{t:,}" for t in found.rounds],
+        shades=shades.tolist(),
+        texts=[[_short(ratio) for ratio in row] for row in found.ratios],
+        framed=[] if task is None else [task],
+    )
+    return Chart(title=title, x="rounds T", y="clients per round M", marks=[heat])
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 9.95 else f"{ratio:.0f}"
+
+
 def _search(
     recursion: Recursion, rounds: Sequence[int], momenta: Sequence[float]
 ) -> list[list[Best]]:
     """Return the best γ of every horizon and β."""
     if min(rounds) < 1:
-        raise FedMomError(f"rounds {min(rounds)} is not 1 or more.")
+        raise FedMomError(f"rounds {min(rounds)}: must be at least 1.")
     pairs = [(t, beta) for t in rounds for beta in momenta]
     grid = _grid(recursion, max(rounds))
     found = _least(recursion, pairs, np.tile(grid, (len(pairs), 1)))

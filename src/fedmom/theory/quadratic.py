@@ -1,7 +1,7 @@
 """Clients whose losses are diagonal quadratics, and how they are trained.
 
 Per coordinate client k has f_k(w) = h_k (w - c_k)²/2 and gradients with noise. For such clients a
-whole run is linear in the model, and ``moments`` computes what is expected of it exactly.
+whole run is linear in the model, and ``expected_loss`` computes its expectation exactly.
 """
 
 import math
@@ -42,7 +42,7 @@ class QuadraticClients:
     start: Array
 
     def __post_init__(self) -> None:
-        """Bring all arrays to (K, d), and refuse what is no such population."""
+        """Bring all arrays to (K, d), and refuse arrays that do not fit."""
         sizes, start = np.asarray(self.sizes, float), np.asarray(self.start, float)
         shape = (len(sizes), len(start))
         put = object.__setattr__
@@ -93,7 +93,7 @@ class QuadraticClients:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How the clients are trained, but for γ, β and the rounds.
+    """How the clients are trained, except for γ, β and the rounds.
 
     Args:
         per_round: M, the clients of a round.
@@ -103,7 +103,7 @@ class Plan:
         server_lr: η; None is K/M for population weights and else 1, as in a run.
         decay: ``constant``, or ``cosine``: γ falls to 0 along half a cosine over the rounds.
         average: The decay of an average of the models, which is then what counts; None: the last.
-        epochs: None for batches drawn with replacement. A number: so many shuffled epochs, of
+        epochs: None for batches drawn with replacement. A number: that many shuffled epochs, of
             H/epochs equal batches each, whose noise cancels over an epoch. The clients' noise is
             then S²/B, with S² the variance of a sample's gradient (divisor n - 1).
 
@@ -124,7 +124,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         if np.min(self.steps) < 1:
-            raise FedMomError(f"H = {np.min(self.steps)} local steps is not 1 or more.")
+            raise FedMomError(f"H = {np.min(self.steps)} local steps: must be at least 1.")
         if self.decay not in DECAYS:
             raise FedMomError(f"decay {self.decay!r} is none of {', '.join(DECAYS)}.")
         if self.average is not None and not 0 < self.average < 1:

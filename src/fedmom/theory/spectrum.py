@@ -1,4 +1,4 @@
-"""How steep a real task is where its gradients, its clients' differences and its noise point.
+"""The Hessian's spectrum of a real task, along gradients, differences of clients and noise.
 
 Lanczos' method on Hessian-vector products, started at a vector, gives curvatures and the share of
 the vector's squared length at each: a quadrature of its energy over the spectrum. Three kinds of
@@ -19,8 +19,8 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments.build import Experiment
 from fedmom.runtimes.base import Block
-from fedmom.theory.budgets import Look, Tick
 from fedmom.theory.constants import Array
+from fedmom.theory.measurement_budget import SpectrumBudget, Tick
 from fedmom.training.subproblem import Subproblem
 
 Product = Callable[[Array], Array]
@@ -78,7 +78,7 @@ def lanczos(product: Product, start: Array, steps: int) -> tuple[Energy, Array]:
     length = float(np.linalg.norm(start))
     if not 0 < length < np.inf:
         raise FedMomError(
-            f"A gradient has length {length:g}: there is no spectrum to see. Take a smaller --lr."
+            f"A gradient has length {length:g}: there is no spectrum to see. Use a smaller --lr."
         )
     basis = [start / length]
     diagonal: list[float] = []
@@ -102,16 +102,19 @@ def lanczos(product: Product, start: Array, steps: int) -> tuple[Energy, Array]:
 
 
 def measure(
-    experiment: Experiment, params: Params, look: Look | None = None, tick: Tick = lambda: None
+    experiment: Experiment,
+    params: Params,
+    budget: SpectrumBudget | None = None,
+    tick: Tick = lambda: None,
 ) -> Spectrum:
     """Measure a task's spectra at a model."""
-    look = look or Look()
+    budget = budget or SpectrumBudget()
     seed = experiment.config.seed
     sample, hessian = (
         Subproblem(
-            experiment.model, experiment.data, clients=look.clients, samples=samples, seed=seed
+            experiment.model, experiment.data, clients=budget.clients, samples=samples, seed=seed
         )
-        for samples in (look.samples, look.hessian_samples)
+        for samples in (budget.samples, budget.hessian_samples)
     )
     _, unravel = jax.flatten_util.ravel_pytree(params)
 
@@ -125,21 +128,21 @@ def measure(
     count = len(sample.clients)
     loss, slope = sample.gradient(params)
     gradient = _flat(slope)
-    spectrum, steepest = lanczos(product, gradient, look.gradient_steps)
+    spectrum, steepest = lanczos(product, gradient, budget.gradient_steps)
     apart = [_flat(sample.gradient(params, k)[1]) - gradient for k in range(count)]
     squares = np.array([float(row @ row) for row in apart])
     # Clients' mean is part of each of the drawn clients: as for a variance, divide by one less.
     difference = float(sample.weights @ squares) * count / (count - 1)
-    noises = _noises(experiment, params, sample, look.vectors)
-    rounds = range(min(look.vectors, count))
+    noises = _noises(experiment, params, sample, budget.vectors)
+    rounds = range(min(budget.vectors, count))
     sharp = np.array([steepest @ product(steepest, k) for k in range(count)])
     mean = float(sample.weights @ sharp)
     spread = float(np.sqrt(sample.weights @ (sharp - mean) ** 2)) / max(mean, 1e-12)
     return Spectrum(
         loss=float(loss),
         gradient=spectrum,
-        difference=_mixed(product, [apart[k] for k in rounds], difference, look.steps),
-        noise=_mixed(product, noises, None, look.steps),
+        difference=_mixed(product, [apart[k] for k in rounds], difference, budget.steps),
+        noise=_mixed(product, noises, None, budget.steps),
         sharpness_spread=spread,
     )
 

@@ -5,7 +5,6 @@ from fedmom.core.registry import Registry
 SAMPLERS = Registry(
     "sampler",
     {name: f"fedmom.training.samplers:{name}" for name in ("uniform", "poisson", "weighted")},
-    returns="function",
 )
 PACES = Registry(
     "pace",

@@ -1,18 +1,16 @@
 """Which replies count: who was asked, and what makes a reply unusable."""
 
-import math
 from collections.abc import Mapping, Set
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.algorithms.base import norms
+from fedmom.algorithms.forms import Form
 from fedmom.core.errors import BadReplyError, DivergedError
-from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Failure
+from fedmom.runtimes.sums import norms
 from fedmom.training.pace import Pace
 
 BadReplies = Literal["stop", "skip"]
@@ -25,46 +23,18 @@ class Rejected(NamedTuple):
     reason: str
 
 
-class Form(NamedTuple):
-    """What an update must look like."""
-
-    structure: Any
-    leaves: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
-    bytes: int
-
-    @classmethod
-    def of(cls, update: Params) -> "Form":
-        """Return the form of an update."""
-        leaves, structure = jax.tree.flatten(update)
-        shapes = tuple((tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-        return cls(structure, shapes, sum(math.prod(s) * d.itemsize for s, d in shapes))
-
-    def fault(self, rows: Params, count: int) -> str:
-        """Say what is wrong with stacked updates; nothing if all is well."""
-        leaves, structure = jax.tree.flatten(rows)
-        if structure != self.structure:
-            return f"its update is {structure}, not {self.structure}"
-        for leaf, (shape, dtype) in zip(leaves, self.leaves, strict=True):
-            got = getattr(leaf, "shape", None)
-            if got != (count, *shape):
-                return f"its update has an array of shape {got}, not {(count, *shape)}"
-            if leaf.dtype != dtype:
-                return f"its update has an array of type {leaf.dtype}, not {dtype}"
-        return ""
-
-
 def members_of(block: Block) -> NDArray[np.int64]:
     """Return how many clients each row of a block stands for."""
     return np.ones(np.size(block.clients), np.int64) if block.members is None else block.members
 
 
 def _numbers(values: Any, count: int) -> bool:
-    """Tell whether values are an array of so many real numbers."""
+    """Return whether values are an array of ``count`` real numbers; truth is 0 or 1."""
     if getattr(values, "shape", None) != (count,):
         return False
     kind = values.dtype  # NumPy's own first: looking up JAX's takes longer than all the rest
     return kind in (np.float32, np.float64) or any(
-        jnp.issubdtype(kind, k) for k in (jnp.floating, jnp.integer)
+        jnp.issubdtype(kind, k) for k in (jnp.floating, jnp.integer, jnp.bool_)
     )
 
 
@@ -82,9 +52,8 @@ def malformed(block: Block, form: Form) -> str:
         if not whole or (members < 1).any() or members.sum() != len(clients):
             return f"its block has groups of {members.tolist()} for {len(clients)} clients"
         rows = len(members)
-    for name in ("loss", "norm"):
-        given = block.metrics.get(name)
-        if (given is not None or name == "loss") and not _numbers(given, rows):
+    for name, given in {"loss": None, **block.metrics}.items():
+        if not (isinstance(name, str) and _numbers(given, rows)):
             return f"its block does not have a {name} for each of {rows} rows"
     return form.fault(block.update, rows)
 
@@ -153,9 +122,9 @@ class Admission:
         samples: n_k of every client of the population.
         pace: What a stale reply counts, and when a round has enough.
         bad_replies: Whether a reply that cannot be used stops the run or is left out.
-        look_at_each: Whether each reply is looked at for numbers that are not finite. A sum shows
-            that by itself; to leave such a reply out, or where a rule would hide it, each has to
-            be looked at, which waits for it.
+        look_at_each: Whether to check each reply for numbers that are not finite. A sum reveals
+            NaN for free; checking each reply waits for it, so it is done only to leave such a
+            reply out, or where a rule would hide it.
         asked: Who was asked already, with the round.
     """
 
@@ -270,7 +239,7 @@ class Admission:
         if bad and self._stop:
             client, reason = bad[0]
             raise BadReplyError(
-                f"The reply of client {client} cannot be used: {reason}. Mend the client, or"
+                f"The reply of client {client} cannot be used: {reason}. Fix the client, or"
                 " leave such replies out with --bad-replies skip."
             )
         self.rejected += bad
@@ -279,11 +248,11 @@ class Admission:
 def norms_of(block: Block) -> Any:
     """Return the norm of every row, as the runtime measured it or measured here."""
     measured = block.metrics.get("norm")
-    return _norms(block.update) if measured is None else measured
+    return norms(block.update) if measured is None else measured
 
 
 def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
-    """Tell which rows have finite losses and norms."""
+    """Return which rows have finite losses and norms."""
     return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
 
 
@@ -297,9 +266,6 @@ def culprit(client: int, members: int) -> str:
 def diverged(round_: int, what: str) -> DivergedError:
     """Return the error of a round in which something "is" not finite."""
     return DivergedError(
-        f"Round {round_ + 1}: {what} not finite. Training diverged: take a smaller --lr or"
+        f"Round {round_ + 1}: {what} not finite. Training diverged: use a smaller --lr or"
         " --server-lr, or fewer local steps."
     )
-
-
-_norms = jax.jit(norms)

@@ -1,6 +1,5 @@
-"""The replies of a round, summed as they come, and the server's step on their aggregate."""
+"""The server's part of a round: what counts is put together, and the server takes its step."""
 
-import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -8,73 +7,89 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from numpy.typing import NDArray
 
-from fedmom.algorithms.base import Rule, Server, Stage, unchanged
+from fedmom.algorithms.base import Round, Rule, Server, Stage, reported, unchanged
+from fedmom.algorithms.forms import Form
+from fedmom.algorithms.workload import Method, stage_names
+from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.models.variables import Variables, on_trained, trained_of
 from fedmom.runtimes.base import Block
+from fedmom.runtimes.sums import (
+    Add,
+    AllRows,
+    Rows,
+    RunningSum,
+    Sum,
+    added,
+    compiled_add,
+    joined,
+    zeroed,
+)
 from fedmom.training.admission import Admitted, culprit, finite_rows, norms_of
 
 SMALL = 2**16  # numbers of a leaf that is checked together with others
-AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
+OWN = ("loss", "norm")  # of a block's metrics: the loop's own
 
 
-class Total(NamedTuple):
-    """A running sum: Σ a_k Δ_k and Σ a_k loss_k."""
+class Carried(NamedTuple):
+    """What the server carries from round to round: the model, and the parts' states."""
 
-    update: Params
-    loss: jax.Array
+    params: Params
+    server: Any
+    stages: tuple[Any, ...]
+    rule: Any
 
 
-class Rows(NamedTuple):
-    """Blocks that are not in the sum yet: updates, losses and weights of each."""
+class Facts(NamedTuple):
+    """Numbers of a round that its compiled step is given."""
 
-    updates: tuple[Params, ...] = ()
-    losses: tuple[Any, ...] = ()
-    weights: tuple[NDArray[np.float32], ...] = ()
+    round: Any
+    scale: Any
+    replies: Any
+    weight: Any
+
+
+class Stepped(NamedTuple):
+    """What the step returns: the new state, and what is recorded of the round."""
+
+    carried: Carried
+    numbers: jax.Array  # Σ a_k loss_k, the aggregate's norm, and whether the new state is usable
+    metrics: dict[str, jax.Array]
 
 
 class Programs(NamedTuple):
-    """Compiled: ``add(total, rows) -> total`` and the server's ``step``."""
+    """Compiled: ``add(sum, rows) -> sum`` and the server's ``step``."""
 
-    add: Callable[[Total | None, Rows], Total]
-    step: Callable[..., tuple[Params, Any, jax.Array]]
+    add: Add
+    step: Callable[[Carried, Sum | None, Rows, Facts, Any], Stepped]
 
 
 class _Counted(NamedTuple):
-    """What is remembered of a block once its updates are summed."""
+    """What is remembered of a block once its updates are taken."""
 
     clients: NDArray[np.int64]
     members: NDArray[np.int64]
     weights: NDArray[np.float64]  # of the rows; 0 where a row was rejected
     factor: float  # for staleness
-    numbers: tuple[Any, Any]  # losses and norms
+    norms: Any
+    metrics: dict[str, Any]  # losses and what else clients report
 
 
-class Aggregate:
-    """Adds up the replies of one round.
-
-    They are added in the order they come, several in one compiled call. How many rows a call has,
-    in which blocks, is part of its compiled shape, so it is the same in all rounds with the usual
-    replies. In other rounds rows that weigh nothing stand in for single replies that are missing,
-    and what does not fit then is added block by block.
+class Collected:
+    """The replies of one round that count.
 
     Args:
         rule: How replies are combined.
         programs: The compiled sum and step.
-        rows: How many replies a round usually has.
+        usual: How many replies a round usually has.
         zero: An empty sum.
     """
 
-    def __init__(self, rule: Rule, programs: Programs, rows: int, zero: Total) -> None:
-        self._rule, self._programs, self._usual = rule, programs, rows
-        self._group = group_size(rows) if rule.each is None else rows
-        self._zero = zero
-        self._total: Total | None = None
-        self._rows = Rows()
-        self._waiting = 0
+    def __init__(self, rule: Rule, programs: Programs, usual: int, zero: Sum) -> None:
+        self._rule, self._step = rule, programs.step
+        is_sum = rule.needs == "sum"
+        self._parts = RunningSum(programs.add, usual, zero) if is_sum else AllRows(usual, zero)
         self._counted: list[_Counted] = []
 
     @property
@@ -82,39 +97,36 @@ class Aggregate:
         """How many clients count."""
         return sum(int(c.members[c.weights > 0].sum()) for c in self._counted)
 
+    @property
+    def weight(self) -> float:
+        """Σ a_k, stale replies counting less."""
+        return float(sum(c.factor * c.weights.sum() for c in self._counted))
+
     def add(self, block: Block, admitted: Admitted) -> None:
         """Take a block, as far as it was admitted."""
-        if self._rule.each is None and self._waiting >= self._group:
-            self._total = self._programs.add(self._total, self._rows)
-            self._rows, self._waiting = Rows(), 0
         members, keep, factor = admitted
         weights = np.asarray(self._rule.weigh(block.samples), np.float64)
         if block.members is not None:
             weights = np.add.reduceat(weights, np.cumsum(members) - members)
         weights = weights * keep
+        norms, metrics = norms_of(block), dict(block.metrics)
+        self._counted.append(_Counted(block.clients, members, weights, factor, norms, metrics))
         update, loss = block.update, block.metrics["loss"]
-        numbers = (loss, norms_of(block))
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
-            update, loss = _zeroed((update, loss), keep)
-        self._counted.append(_Counted(block.clients, members, weights, factor, numbers))
-        self._take(update, loss, (weights * factor).astype(np.float32))
+            update, loss = zeroed((update, loss), keep)
+        self._parts.take(update, loss, (weights * factor).astype(np.float32))
 
-    def step(self, params: Params, state: Any, population: int, key: Any) -> Any:
-        """Let the server step on the aggregate; returns its new state, and the round's numbers."""
-        while self._single and 0 < self._waiting < self._group:
-            self._take(self._rows.updates[-1], self._rows.losses[-1], np.zeros(1, np.float32))
-        if sum(len(c.weights) for c in self._counted) != self._usual and self._rows.updates:
-            self._fit()
-        total = self._total if self._rows.updates else self._total or self._zero
+    def step(self, carried: Carried, round_: int, population: int, key: Any) -> Stepped:
+        """Let the server step on the aggregate."""
+        total, rows = self._parts.finish()
         scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
-        replies = None if key is None else np.float32(self.replies)
-        weight = np.float32(self._weight()) if isinstance(params, Variables) else None
-        return self._programs.step(params, state, total, self._rows, scale, key, replies, weight)
+        facts = Facts(round_, scale, float(self.replies), self.weight)
+        return self._step(carried, total, rows, facts, key)
 
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
         for counted in self._counted:
-            bad = ~finite_rows(*counted.numbers)
+            bad = ~finite_rows(counted.metrics["loss"], counted.norms)
             if bad.any():
                 first = int(np.argmax(bad))
                 place = int(counted.members[:first].sum())
@@ -123,158 +135,141 @@ class Aggregate:
 
     def mean_loss(self, weighted: float) -> float | None:
         """Return the mean local loss, given the sum; None without replies."""
-        weight = self._weight()
+        weight = self.weight
         return weighted / weight if weight else None
 
-    def _weight(self) -> float:
-        return float(sum(c.factor * c.weights.sum() for c in self._counted))
-
-    @property
-    def _single(self) -> bool:
-        return all(len(w) == 1 for w in self._rows.weights)
-
-    def _fit(self) -> None:
-        """Bring the last rows of an unusual round into a form that is compiled once."""
-        if self._rule.each is not None:
-            if not (self._single and self._waiting == self._group):
-                self._rows = _stacked(self._rows, -self._waiting % self._group)
-        elif self._single:
-            # In the usual round they are added to a sum, too, unless they are all there is.
-            self._total = self._total or (self._zero if self._usual > self._group else None)
-        else:
-            for one in zip(*self._rows, strict=True):
-                block = Rows(*((part,) for part in one))
-                self._total = self._programs.add(self._total or self._zero, block)
-            self._rows, self._waiting = Rows(), 0
-
-    def _take(self, update: Params, loss: Any, weights: NDArray[np.float32]) -> None:
-        new = ((update,), (loss,), (weights,))
-        self._rows = Rows(*(old + more for old, more in zip(self._rows, new, strict=True)))
-        self._waiting += len(weights)
+    def client_metrics(self, method: Method) -> dict[str, float]:
+        """Return what clients and the stages on them report: means, weighted as updates are."""
+        ranges, stages = method.client.ranges, stage_names(method.stages)
+        names = dict.fromkeys(n for c in self._counted for n in c.metrics if n not in OWN)
+        found: dict[str, float] = {}
+        for name in names:
+            having = [c for c in self._counted if name in c.metrics]
+            weights = np.concatenate([c.weights * c.factor for c in having])
+            values = np.concatenate([np.asarray(c.metrics[name], np.float64) for c in having])
+            values, weights = values[weights > 0], weights[weights > 0]
+            if not len(values):
+                continue
+            key = name if name.partition("/")[0] in stages else f"client/{name}"
+            found[key] = float(weights @ values / weights.sum())
+            if name in ranges:
+                found |= {f"{key}/min": float(values.min()), f"{key}/max": float(values.max())}
+        return found
 
 
-def group_size(rows: int) -> int:
-    """Return the rows of one call, for so many in a round: at most AT_ONCE, evenly dealt."""
-    return math.ceil(rows / math.ceil(rows / AT_ONCE))
-
-
-def empty(form: Params) -> Total:
+def empty(form: Params) -> Sum:
     """Return an empty sum of updates in this form."""
     device = jax.devices()[0]
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form)
-    return Total(*jax.device_put((zeros, np.zeros((), np.float32)), device))
+    return Sum(*jax.device_put((zeros, np.zeros((), np.float32)), device))
 
 
-@lru_cache(maxsize=32)  # runs of one process share them
-def compile_programs(server: Server, rule: Rule, stages: tuple[Stage, ...]) -> Programs:
-    """Compile the sum of replies, and the step: aggregate, stages' ``after``, server."""
-    decodes = [stage.decode for stage in reversed(stages) if stage.decode is not unchanged]
-    afters = [stage.after for stage in reversed(stages) if stage.after is not unchanged]
+def compile_programs(method: Method, forms: tuple[Form, ...]) -> Programs:
+    """Compile the sum of replies, and the step: aggregate, stages' ``after``, server.
 
-    def summed(total: Total | None, rows: Rows) -> Total:
-        for update, loss, weights in zip(*_decoded(rows, decodes), strict=True):
-            total = _added(total, update, loss, weights)
-        assert total is not None
-        return total
+    Args:
+        method: The method.
+        forms: The form of an update before the stages, and after each of them.
+    """
+    return _compiled(_Parts(method.server, method.rule, method.stages, forms))
 
+
+class _Parts(NamedTuple):
+    """What the compiled programs are made of; runs with equal parts share them."""
+
+    server: Server
+    rule: Rule
+    stages: tuple[Stage, ...]
+    forms: tuple[Form, ...]
+
+    def decode(self, rows: Rows) -> Rows:
+        """Undo what stages did to each update, the last one first."""
+        for stage, form in reversed(list(zip(self.stages, self.forms, strict=False))):
+            if stage.decode is not None:
+                one = jax.vmap(partial(_decoded, stage.decode, form.tree))
+                rows = rows._replace(updates=tuple(map(one, rows.updates)))
+        return rows
+
+    def combine(self, total: Sum | None, rows: Rows, scale: Any, state: Any) -> Any:
+        """Return the aggregate, Σ a_k loss_k, the rule's state and its metrics."""
+        if self.rule.each is None or not rows.updates:  # without replies the sum is empty
+            whole = added(total, rows)
+            assert whole is not None
+            return jax.tree.map(lambda d: d * scale, whole.update), whole.loss, state, {}
+        updates, losses, weights = joined(rows)
+        returned = self.rule.each(updates, weights, state)
+        aggregate, state, metrics = reported(returned, f"each of the rule {self.rule.name}")
+        return aggregate, jnp.dot(weights, losses), state, _named(self.rule.name, metrics)
+
+    def pass_stages(self, aggregate: Params, states: Any, facts: Facts, key: Any) -> Any:
+        """Return the aggregate after all stages, the last one first, their states and metrics."""
+        names, new = stage_names(self.stages), list(states)
+        metrics: dict[str, Any] = {}
+        for place in reversed(range(len(names))):
+            after = self.stages[place].after
+            if after is not None:
+                own = jax.random.fold_in(jax.random.fold_in(key, facts.round), place)
+                here = Round(facts.round, own, facts.replies, facts.weight, facts.scale)
+                returned = after(aggregate, states[place], here)
+                aggregate, new[place], found = reported(returned, f"after of {names[place]}")
+                metrics |= _named(names[place], found)
+        if self.stages:
+            _check_form(aggregate, self.forms[0])
+        return aggregate, tuple(new), metrics
+
+
+@lru_cache(maxsize=32)
+def _compiled(parts: _Parts) -> Programs:
     @jax.jit
     def step(
-        params: Params,
-        state: Any,
-        total: Total | None,
-        rows: Rows,
-        scale: float,
-        key: Any,
-        replies: jax.Array | None,
-        weight: jax.Array | None,
-    ) -> tuple[Params, Any, jax.Array]:
-        if rule.each is not None and rows.updates:
-            whole = _combined(rule.each, _decoded(rows, decodes))
-            aggregate = whole.update
-        else:  # without replies the sum is empty: w^k = w for all
-            whole = summed(total, rows)
-            aggregate = jax.tree.map(lambda d: d * scale, whole.update)
-        if weight is not None:  # of a model with state
-            divisor = 1.0 if rule.each is not None else weight
-            mean = _mean_state(whole.update.state, divisor)
-            aggregate = aggregate._replace(state=_where(weight > 0, mean, params.state))
-        for place, after in enumerate(afters):
-            own = jax.random.fold_in(key, place)
-            aggregate = on_trained(lambda a: after(a, own, replies), aggregate)  # noqa: B023
-        params, state = server.step(aggregate, state, params)
-        numbers = [whole.loss, optax.tree.norm(trained_of(aggregate)), _usable(params, state)]
-        return params, state, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
+        carried: Carried, total: Sum | None, rows: Rows, facts: Facts, key: jax.Array
+    ) -> Stepped:
+        params, server, states, rule = carried
+        combined = parts.combine(total, parts.decode(rows), facts.scale, rule)
+        aggregate, loss, rule, of_rule = combined
+        aggregate, states, of_stages = parts.pass_stages(aggregate, states, facts, key)
+        stepped = parts.server.step(aggregate, server, params)
+        params, server, of_server = reported(stepped, "the server's step")
+        rest = (server, states, rule)
+        numbers = [loss, parts.server.norm(aggregate), _usable(params, rest)]
+        stacked = jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
+        metrics = of_rule | of_stages | _named("server", of_server)
+        return Stepped(Carried(params, *rest), stacked, metrics)
 
-    return Programs(jax.jit(summed), step)
+    decodes = any(stage.decode for stage in parts.stages)
+    return Programs(compiled_add(parts.decode if decodes else unchanged), step)
 
 
-def _decoded(rows: Rows, decodes: list[Callable[[Params], Params]]) -> Rows:
-    """Undo what stages did to each update, the last one first."""
-    for decode in decodes:
-        decoded = (on_trained(jax.vmap(decode), update) for update in rows.updates)
-        rows = rows._replace(updates=tuple(decoded))
-    return rows
+def _decoded(decode: Callable[[Params, Params], Params], form: Params, encoded: Params) -> Params:
+    return decode(encoded, form)
 
 
-def _mean_state(total: Any, weight: Any) -> Any:
-    """Return the mean of the replies' states, whatever the updates are scaled by.
-
-    It is a sum of terms that have their sign, so a variance is never negative.
-    """
-    return jax.tree.map(lambda t: t / jnp.where(weight > 0, weight, 1), total)
-
-
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
-
-
-def _combined(each: Callable[[Params, jax.Array], Params], rows: Rows) -> Total:
-    """Combine all replies at once, with a rule that needs each of them."""
-    weights = jnp.concatenate(rows.weights)
-    stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *rows.updates)
-    losses = jnp.concatenate([jnp.asarray(loss) for loss in rows.losses])
-    return Total(each(stacked, weights > 0), jnp.dot(weights, losses))
+def _check_form(aggregate: Params, form: Form) -> None:
+    """Refuse an aggregate that is not like an update: it might still fit, by broadcasting."""
+    found = Form.of(aggregate)
+    shapes = [[shape for shape, _ in each.leaves] for each in (found, form)]
+    if found.structure != form.structure or shapes[0] != shapes[1]:
+        raise FedMomError(
+            f"The stages turn an update of {form.structure} with shapes {shapes[1]} into an"
+            f" aggregate of {found.structure} with shapes {shapes[0]}. decode, or after where there"
+            " is no decode, must undo what encode does."
+        )
 
 
-def _added(total: Total | None, update: Params, loss: Any, weights: Any) -> Total:
-    """Add the rows of a block, one after another."""
-    for i in range(len(weights)):
-        row = jax.tree.map(lambda d: d[i] * weights[i], Total(update, jnp.asarray(loss)))  # noqa: B023
-        total = row if total is None else jax.tree.map(jnp.add, total, row)
-    assert total is not None
-    return total
+def _named(part: str, found: Any) -> dict[str, Any]:
+    return {f"{part}/{name}": value for name, value in found.items()}
 
 
-@partial(jax.jit, static_argnums=1)
-def _stacked(rows: Rows, more: int) -> Rows:
-    """Return rows as one block, with so many more that weigh nothing."""
+def _usable(params: Params, states: Any) -> jax.Array:
+    """Return whether all floats of the states are finite, and the squares of the parameters.
 
-    def joined(*leaves: Any) -> jax.Array:
-        whole = jnp.concatenate([jnp.asarray(leaf) for leaf in leaves])
-        return jnp.concatenate([whole, jnp.zeros((more, *whole.shape[1:]), whole.dtype)])
-
-    whole = (jax.tree.map(joined, *parts) for parts in rows)
-    return Rows(*((each,) for each in whole))
-
-
-@jax.jit
-def _zeroed(rows: Any, keep: jax.Array) -> Any:
-    """Return stacked rows with zeros where they do not count."""
-
-    def zeroed(leaf: Any) -> jax.Array:
-        return jnp.where(keep.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
-
-    return jax.tree.map(zeroed, rows)
-
-
-def _usable(params: Params, state: Any) -> jax.Array:
-    """Tell whether all floats of the state are finite, and the squares of those of the model.
-
-    A model whose squares are not has left the numbers, too: what clients make of it next is not
-    finite, and they would be blamed for the server's step.
+    Parameters whose squares overflow count as diverged; otherwise clients would be blamed next
+    round.
     """
     squares = [x * x for x in _joined(_floats(params))]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in squares + _joined(_floats(state))]))
+    return jnp.all(
+        jnp.stack([jnp.all(jnp.isfinite(x)) for x in squares + _joined(_floats(states))])
+    )
 
 
 def _joined(leaves: list[jax.Array]) -> list[jax.Array]:

@@ -1,12 +1,11 @@
 """Live diagnostics of a run: how its updates relate to the gradient, and clients to one another.
 
-They look on from outside: the runtime's replies pass through untouched, so that a run has the
-same bits with them and without. Which rounds are looked at follows from the settings alone,
-never from a clock, so that the log of a resumed or repeated run is the same as well.
+They only watch the loop, so that a run has the same bits with them and without. Which rounds are
+looked at follows from the settings alone, never from a clock, so that the log of a resumed or
+repeated run is the same as well.
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +14,10 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedmom.algorithms.base import Rule
-from fedmom.algorithms.client import LocalWork
+from fedmom.algorithms.local_work import LocalWork
+from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
-from fedmom.data.federated import FederatedData
-from fedmom.models.base import Model
-from fedmom.runtimes.base import Block, Clients, Failure, Runtime, Scores, Snapshot
+from fedmom.runtimes.base import Block
 from fedmom.training.admission import norms_of
 from fedmom.training.loop import Record
 from fedmom.training.subproblem import Subproblem
@@ -41,78 +38,37 @@ def plan(work: LocalWork, sizes: NDArray[np.int64], rounds: int) -> int:
 
 
 class Diagnostics:
-    """A runtime that takes notes of every ``every``-th round, the first one included.
+    """Takes notes of every ``every``-th round, the first one included: a watch of the loop.
 
-    Everything else is passed on to the runtime inside. The full gradient ∇f is that of a fixed
-    sample of clients, some samples of each (``fedmom.training.subproblem``).
+    The full gradient ∇f is that of a fixed sample of clients, some samples of each
+    (``fedmom.training.subproblem``).
+
+    Args:
+        workload: What is run.
+        every: The rounds between looks.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        data: FederatedData,
-        model: Model,
-        work: LocalWork,
-        *,
-        every: int,
-        rule: Rule,
-        seed: int,
-    ) -> None:
-        self._runtime, self._every = runtime, every
-        self._sizes, self._rule = data.train.size, rule
+    def __init__(self, workload: Workload, *, every: int) -> None:
+        data = workload.data
+        self._every, self._sizes, self._rule = every, data.train.size, workload.method.rule
         self._population = int(self._sizes.sum())
-        samples = int(min(MOST, max(FEWEST, SHARE * every * _gradients(work, self._sizes))))
+        gradients = SHARE * every * _gradients(workload.work, self._sizes)
+        samples = int(min(MOST, max(FEWEST, gradients)))
         clients = min(data.clients, samples // PER_CLIENT)
         self.sample = Subproblem(
-            model, data, clients=clients, samples=samples // clients, seed=seed
+            workload.model, data, clients=clients, samples=samples // clients, seed=workload.seed
         )
         self._look: _Look | None = None
 
-    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
-        """Pass the question on; in a round that is due, note where it begins."""
+    def asked(self, round_: int, broadcast: Any) -> None:
+        """Note where a round begins, if it is due."""
         due = round_ % self._every == 0
         self._look = _Look(broadcast, self.sample.gradient(broadcast)[1]) if due else None
-        self._runtime.ask(round_, clients, broadcast)
 
-    def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
-        """Pass the replies on, noting what they are in a round that is due."""
-        for answer in self._runtime.replies(timeout):
-            if self._look is not None and isinstance(answer, Block):
-                self._look.note(answer)
-            yield answer
-
-    def under_way(self) -> list[tuple[int, int]]:
-        """Return who was asked and has not answered."""
-        return self._runtime.under_way()
-
-    def cancel(self) -> None:
-        """Forget who was asked and has not answered."""
-        self._runtime.cancel()
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have samples."""
-        return self._runtime.splits
-
-    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
-        """Let the clients evaluate a model."""
-        return self._runtime.evaluate(params, split, budget)
-
-    def commit(self) -> None:
-        """Note that a round is done."""
-        self._runtime.commit()
-
-    def snapshot(self) -> Snapshot:
-        """Return what ``restore`` needs."""
-        return self._runtime.snapshot()
-
-    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Go on from a snapshot."""
-        self._runtime.restore(snapshot, broadcast)
-
-    def close(self) -> None:
-        """Release the runtime."""
-        self._runtime.close()
+    def reply(self, block: Block) -> None:
+        """Note what the replies are, in a round that is due."""
+        if self._look is not None:
+            self._look.note(block)
 
     def of(self, record: Record, params: Params) -> dict[str, float] | None:
         """Return the numbers of the round just done; None if it was not due.

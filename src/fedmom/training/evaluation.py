@@ -100,8 +100,9 @@ def evaluate(runtime: Runtime, params: Params, split: str, budget: int | None = 
         >>> import fedmom
         >>> data = fedmom.load_data("synthetic:clients=4")
         >>> model = fedmom.build_model("logreg", data.features)
-        >>> runtime = fedmom.LocalRuntime(data, model, fedmom.LocalWork(lr=0.01, steps=2))
-        >>> state = fedmom.start(model, fedmom.Algorithm(fedmom.fedavg()))
+        >>> work = fedmom.LocalWork(lr=0.01, steps=2)
+        >>> workload = fedmom.Workload(data, model, fedmom.Algorithm(fedmom.servers.fedavg(), work))
+        >>> state, runtime = fedmom.start(workload), fedmom.LocalRuntime(workload)
         >>> 0 <= evaluate(runtime, state.params, "test").accuracy <= 1
         True
     """
@@ -112,7 +113,7 @@ def summarize(scores: Scores) -> Metrics:
     """Return means and percentiles of what clients measured."""
     loss = float(np.average(scores.sums["loss"] / scores.evaluated, weights=scores.samples))
     if not math.isfinite(loss):
-        raise DivergedError("The model's loss is not finite. Take a smaller --lr.")
+        raise DivergedError("The model's loss is not finite. Use a smaller --lr.")
     values = {k: v for metric in scores.metrics for k, v in _numbers(metric, scores)}
     lower = tuple(m.name for m in scores.metrics if not m.higher_is_better and m.name in values)
     clients, samples = len(scores.evaluated), int(scores.evaluated.sum())

@@ -5,25 +5,24 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.algorithms.aggregation import mean
-from fedmom.algorithms.base import Algorithm
-from fedmom.algorithms.model_state import forms_of, server_of
+from fedmom.algorithms.forms import Form
+from fedmom.algorithms.workload import Method, Workload
 from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
-from fedmom.core.prng import init_key, stages_key
+from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
-from fedmom.models.base import Model
-from fedmom.runtimes.base import Failure, Runtime
-from fedmom.training.admission import Admission, BadReplies, Form, Rejected, diverged
-from fedmom.training.aggregate import Aggregate, compile_programs, empty
-from fedmom.training.ahead import compile_ahead, compiling
+from fedmom.runtimes.base import Block, Failure, Runtime
+from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
+from fedmom.training.aggregate import Carried, Collected, Stepped, compile_programs, empty
 from fedmom.training.pace import Pace
+from fedmom.training.precompile import compiling, precompile
 
 
 class State(NamedTuple):
@@ -33,6 +32,8 @@ class State(NamedTuple):
         round: Rounds done.
         params: The model that the next round starts from.
         server: The server's state.
+        stages: The states of the stages on the server.
+        rule: The rule's state.
 
     Examples:
         >>> State(round=0, params={"w": np.zeros(3)}, server=()).round
@@ -42,6 +43,8 @@ class State(NamedTuple):
     round: int
     params: Params
     server: Any
+    stages: tuple[Any, ...] = ()
+    rule: Any = ()
 
 
 @dataclass(frozen=True)
@@ -85,38 +88,52 @@ class Record:
         return row | {name: value for name, value in more.items() if value}
 
 
-def start(model: Model, algorithm: Algorithm, seed: int = 0) -> State:
+class Watch(Protocol):
+    """Watches the questions and replies of a run, without a part in it."""
+
+    def asked(self, round_: int, broadcast: Any) -> None:
+        """Clients are being asked."""
+
+    def reply(self, block: Block) -> None:
+        """Replies have come; whether they count is not known yet."""
+
+
+def start(workload: Workload) -> State:
     """Return the state before the first round.
 
     Args:
-        model: The model, whose first parameters are drawn.
-        algorithm: The method.
-        seed: The seed of the run.
+        workload: What is run.
 
     Returns:
-        The first parameters, and the server's first state.
+        The first parameters, and the first states of server, stages and rule.
 
     Examples:
         >>> import fedmom
         >>> data = fedmom.load_data("synthetic:clients=4")
         >>> model = fedmom.build_model("logreg", data.features)
-        >>> algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=2.0))
-        >>> start(model, algorithm).round
+        >>> work = fedmom.LocalWork(lr=0.01, steps=2)
+        >>> workload = fedmom.Workload(data, model, fedmom.Algorithm(fedmom.servers.fedmom(), work))
+        >>> start(workload).round
         0
     """
     # Bound to its device like what comes out of a round, or the second round compiles again.
-    params = jax.device_put(model.init(init_key(seed)), jax.devices()[0])
-    init = server_of(algorithm, params).init
+    params = jax.device_put(workload.params(), jax.devices()[0])
+    init = workload.method.first_states
     # Nothing to compile for a server that keeps no numbers, such as FedAvg's.
     has_numbers = bool(jax.tree.leaves(jax.eval_shape(init, params)))
-    return State(0, params, (jax.jit(init) if has_numbers else init)(params))
+    return State(0, params, *(_compiled_init(workload.method) if has_numbers else init)(params))
 
 
-def model_of(algorithm: Algorithm, state: State) -> Params:
+@lru_cache(maxsize=256)  # runs of one process share it
+def _compiled_init(method: Method) -> Any:
+    return jax.jit(method.first_states)
+
+
+def model_of(workload: Workload, state: State) -> Params:
     """Return the model to evaluate and to keep: for most methods ``state.params``.
 
     Args:
-        algorithm: The method.
+        workload: What is run.
         state: The state after a round.
 
     Returns:
@@ -126,47 +143,44 @@ def model_of(algorithm: Algorithm, state: State) -> Params:
         >>> import fedmom
         >>> data = fedmom.load_data("synthetic:clients=4")
         >>> model = fedmom.build_model("logreg", data.features)
-        >>> algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=2.0))
-        >>> state = start(model, algorithm)
-        >>> model_of(algorithm, state) is state.params
+        >>> work = fedmom.LocalWork(lr=0.01, steps=2)
+        >>> workload = fedmom.Workload(data, model, fedmom.Algorithm(fedmom.servers.fedmom(), work))
+        >>> state = start(workload)
+        >>> model_of(workload, state) is state.params
         True
     """
-    return server_of(algorithm, state.params).model(state.params, state.server)
+    return workload.method.server.model(state.params, state.server)
 
 
-def broadcast_of(algorithm: Algorithm, state: State) -> Any:
+def broadcast_of(workload: Workload, state: State) -> Any:
     """Return the broadcast to clients: for most methods ``state.params``."""
-    return server_of(algorithm, state.params).broadcast(state.params, state.server)
+    return workload.method.broadcast(state.params, state.server, state.stages)
 
 
 def train(
-    state: State,
     runtime: Runtime,
-    algorithm: Algorithm,
     *,
     pace: Pace,
-    samples: NDArray[np.int64],
     rounds: int,
-    seed: int = 0,
+    state: State | None = None,
     bad_replies: BadReplies = "stop",
     commit: bool = True,
+    watch: Watch | None = None,
 ) -> Iterator[tuple[State, Record]]:
     """Yield (state, record) after every round until ``rounds`` rounds are done.
 
     What happens between rounds (evaluation, checkpoints, stopping) is the caller's own ``for``.
 
     Args:
-        state: Where to go on from; ``start`` makes the first one.
-        runtime: Where the clients live.
-        algorithm: The method.
-        pace: Whom to ask and when to step, such as ``synchronous(...)``.
-        samples: n_k of every client of the population.
+        runtime: Where the clients live; its workload says what is run.
+        pace: Whom to ask and when to step, such as ``synchronous(10)``.
         rounds: T.
-        seed: The seed of the run.
+        state: Where to resume from; by default ``start(runtime.workload)``.
         bad_replies: What a reply that cannot be used does: ``stop`` the run, or ``skip`` it.
         commit: Call ``runtime.commit()`` at the end of every round. Where it is False, the
             caller does so once it has kept the round: until then, ``runtime.snapshot()`` is of the
             round before.
+        watch: Is shown every question and every block of replies.
 
     Yields:
         The state after a round, and the round's record.
@@ -175,22 +189,22 @@ def train(
         >>> import fedmom
         >>> data = fedmom.load_data("synthetic:clients=4")
         >>> model = fedmom.build_model("logreg", data.features)
-        >>> algorithm = fedmom.Algorithm(fedmom.fedmom(learning_rate=2.0))
         >>> work = fedmom.LocalWork(lr=0.01, steps=2)
-        >>> runtime = fedmom.LocalRuntime(data, model, work, algorithm)
-        >>> pace = fedmom.synchronous(fedmom.uniform(data.train.size), 2)
-        >>> first, options = start(model, algorithm), {"samples": data.train.size, "rounds": 3}
-        >>> for state, record in train(first, runtime, algorithm, pace=pace, **options):
+        >>> server = fedmom.servers.fedmom(learning_rate=2.0)
+        >>> workload = fedmom.Workload(data, model, fedmom.Algorithm(server, work), seed=0)
+        >>> runtime = fedmom.LocalRuntime(workload)
+        >>> for state, record in train(runtime, pace=fedmom.synchronous(2), rounds=3):
         ...     print(record.round, record.replies)
         1 2
         2 2
         3 2
     """
     if bad_replies not in ("stop", "skip"):
-        raise FedMomError(f"bad-replies {bad_replies!r} is neither stop nor skip.")
-    device = jax.devices()[0]
-    state = jax.device_put(state, device)._replace(round=state.round)
-    rounds_of = _Rounds(runtime, algorithm, pace, samples, seed, bad_replies, state)
+        raise FedMomError(f"bad-replies {bad_replies!r} must be stop or skip.")
+    _check_runtime(runtime)
+    state = start(runtime.workload) if state is None else state
+    state = jax.device_put(state, jax.devices()[0])._replace(round=state.round)
+    rounds_of = _Rounds(runtime, pace, bad_replies, state, watch)
     following = rounds_of.draw(state.round)
     first = state.round
     while state.round < rounds:
@@ -202,47 +216,63 @@ def train(
         yield state, record
 
 
+def _check_runtime(runtime: Runtime) -> None:
+    """Refuse a runtime that would leave a part of the method out."""
+    if not isinstance(runtime, Runtime):
+        missing = [n for n in vars(Runtime) if n[0] != "_" and not hasattr(runtime, n)]
+        raise FedMomError(
+            f"{type(runtime).__name__} is not a runtime: it has no {', '.join(sorted(missing))}."
+            " fedmom.LocalRuntime(workload) is one."
+        )
+    if not (runtime.runs_method or runtime.workload.method.is_plain):
+        raise FedMomError(
+            f"{type(runtime).__name__} does not run the algorithm's own client or stages, so they"
+            " would silently not apply. Use fedmom.LocalRuntime, or an algorithm without."
+        )
+
+
 class _Rounds:
     """What the rounds of a run have in common."""
 
     def __init__(
         self,
         runtime: Runtime,
-        algorithm: Algorithm,
         pace: Pace,
-        samples: NDArray[np.int64],
-        seed: int,
         bad_replies: BadReplies,
         state: State,
+        watch: Watch | None,
     ) -> None:
-        self._runtime, self._algorithm, self._pace = runtime, algorithm, pace
-        self._samples, self._seed = samples, seed
-        self._population = int(samples.sum())
-        self._rule = algorithm.rule or mean()
-        server = server_of(algorithm, state.params)
-        self._programs = compile_programs(server, self._rule, algorithm.stages)
-        broadcast = broadcast_of(algorithm, state)
-        form, encoded = forms_of(algorithm, broadcast)
-        self._zero = empty(form)
-        self._encoded = encoded
-        sent = Form.of(encoded)
-        self._bytes_up, self._bytes_down = sent.bytes, Form.of(broadcast).bytes
-        self._key = stages_key(seed) if algorithm.stages else None
+        self._runtime, self._pace, self._watch = runtime, pace, watch
+        self._workload = runtime.workload
+        self._samples, self._seed = self._workload.data.train.size, self._workload.seed
+        self._population = int(self._samples.sum())
+        self._method = method = self._workload.method
+        broadcast = broadcast_of(self._workload, state)
+        trees = method.forms(broadcast)
+        forms = tuple(map(Form.of, trees))
+        self._sent = sent = forms[-1]
+        self._programs = compile_programs(method, forms)
+        self._zero = empty(method.decoded(trees))
+        self._bytes_down = Form.of(broadcast).bytes
+        self._key = stages_key(self._seed)
         self._first = state.round
         self._ahead: threading.Thread | None = None
+        sums = method.adds_up and pace.takes_sums and watch is None
+        runtime.prepare(pace.rows, sums=sums)
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
         self._admission = Admission(
             sent,
-            samples,
+            self._samples,
             pace,
             bad_replies=bad_replies,
-            look_at_each=bad_replies == "skip" or self._rule.each is not None,
+            look_at_each=bad_replies == "skip" or method.rule.needs == "each",
             asked=dict(runtime.under_way()),  # a restored runtime may know some
         )
 
     def draw(self, round_: int) -> NDArray[np.int64]:
-        cohort = np.asarray(self._pace.ask(self._seed, round_, self._admission.busy), np.int64)
+        busy = self._admission.busy
+        cohort = np.asarray(self._pace.ask(self._seed, round_, self._samples, busy), np.int64)
         names = cohort.tolist()
         known = all(0 <= name < len(self._samples) for name in names)
         if not known or len(set(names)) < len(names):
@@ -252,85 +282,96 @@ class _Rounds:
             )
         return cohort
 
-    def play(self, state: State, cohort: NDArray[np.int64]) -> Any:
+    def play(
+        self, state: State, cohort: NDArray[np.int64]
+    ) -> tuple[State, Record, NDArray[np.int64]]:
         """Play a round; return the new state, its record and the next cohort."""
         began = time.perf_counter()
-        if state.round == self._first:
-            self._compile_ahead(state, cohort)
         self._ask(state, cohort)
-        aggregate = self._collect(state.round)
-        new = self._step(state, aggregate)
+        collected = self._collect(state.round)
+        stepped = collected.step(Carried(*state[1:]), state.round, self._population, self._key)
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
-        new, loss, norm = _checked(state, aggregate, new)
-        replies = aggregate.replies
+        loss, norm = _checked(state.round, collected, stepped)
+        replies = collected.replies
         record = Record(
-            round=new.round,
+            round=state.round + 1,
             cohort=cohort.tolist(),
             replies=replies,
-            train_loss=aggregate.mean_loss(loss),
+            train_loss=collected.mean_loss(loss),
             update_norm=norm,
             seconds=time.perf_counter() - began,
-            bytes_up=self._bytes_up * replies,
+            bytes_up=self._sent.bytes * replies,
             bytes_down=self._bytes_down * len(cohort),
             rejected=tuple(self._admission.rejected),
+            metrics=self._metrics(collected, stepped),
         )
-        return new, record, following
+        return State(state.round + 1, *stepped.carried), record, following
+
+    def _metrics(self, collected: Collected, stepped: Stepped) -> dict[str, float]:
+        """Return what the parts of the method report; a number that is not finite is left out."""
+        found = collected.client_metrics(self._method)
+        if twice := found.keys() & stepped.metrics.keys():
+            raise FedMomError(
+                f"{', '.join(sorted(twice))} is reported by clients and on the server, too. Give"
+                " the metrics of encode and after different names."
+            )
+        found |= {name: float(value) for name, value in stepped.metrics.items()}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _ask(self, state: State, cohort: NDArray[np.int64]) -> None:
         """Send the model, in parts of a round's replies: a runtime may answer a part at once."""
+        broadcast = broadcast_of(self._workload, state)
+        if state.round == self._first:
+            self._compile_ahead(state, cohort, broadcast)
         self._admission.begin(state.round, cohort.tolist())
-        broadcast = broadcast_of(self._algorithm, state)
+        if self._watch is not None:
+            self._watch.asked(state.round, broadcast)
         for first in range(0, len(cohort), self._pace.rows):
             part = cohort[first : first + self._pace.rows]
             self._runtime.ask(state.round, part, broadcast)
 
-    def _compile_ahead(self, state: State, cohort: NDArray[np.int64]) -> None:
-        """Compile the server's programs meanwhile, where it shows what they will be given."""
-        foresee = getattr(self._runtime, "block_sizes", None)
-        if foresee is None or not 0 < len(cohort) <= self._pace.rows:
+    def _compile_ahead(self, state: State, cohort: NDArray[np.int64], broadcast: Any) -> None:
+        """Compile the server's programs meanwhile, where it is known what they will be given."""
+        if not 0 < len(cohort) <= self._pace.rows:
             return
-        self._ahead = compile_ahead(
-            Aggregate(self._rule, compiling(self._programs), self._pace.rows, self._zero),
-            self._encoded,
-            foresee(state.round, cohort, broadcast_of(self._algorithm, state)),
-            (state.params, state.server, self._population, self._stages_key(state.round)),
-        )
+        sizes = self._runtime.block_sizes(state.round, cohort, broadcast)
+        if sizes:
+            collected = self._collected(compiling(self._programs))
+            rest = (Carried(*state[1:]), state.round, self._population, self._key)
+            self._ahead = precompile(collected, self._sent.tree, sizes, rest)
 
-    def _collect(self, round_: int) -> Aggregate:
+    def _collected(self, programs: Any) -> Collected:
+        return Collected(self._method.rule, programs, self._pace.rows, self._zero)
+
+    def _collect(self, round_: int) -> Collected:
         """Take replies until the round has enough."""
-        aggregate = Aggregate(self._rule, self._programs, self._pace.rows, self._zero)
+        collected = self._collected(self._programs)
         for answer in self._runtime.replies(self._pace.timeout):
             if isinstance(answer, Failure):
                 self._admission.fail(answer)
                 continue
+            if self._watch is not None:
+                self._watch.reply(answer)
             admitted = self._admission.admit(answer, round_)
             if self._ahead is not None:  # or the same would be compiled twice
                 self._ahead.join()
                 self._ahead = None
             if admitted is not None:
-                aggregate.add(answer, admitted)
+                collected.add(answer, admitted)
             if self._pace.enough(self._admission.replies):
                 break
         if not self._pace.keeps_late:
             self._runtime.cancel()
         self._admission.end()
-        return aggregate
-
-    def _step(self, state: State, aggregate: Aggregate) -> Any:
-        key = self._stages_key(state.round)
-        return aggregate.step(state.params, state.server, self._population, key)
-
-    def _stages_key(self, round_: int) -> jax.Array | None:
-        return None if self._key is None else jax.random.fold_in(self._key, round_)
+        return collected
 
 
-def _checked(state: State, aggregate: Aggregate, new: Any) -> tuple[State, float, float]:
-    """Return the new state with the sum of losses and the norm, if all is finite."""
-    params, server, numbers = new
-    loss, norm, server_finite = np.asarray(numbers).tolist()
+def _checked(round_: int, collected: Collected, stepped: Stepped) -> tuple[float, float]:
+    """Return the sum of losses and the norm, if all that the step returned is finite."""
+    loss, norm, is_usable = np.asarray(stepped.numbers).tolist()
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise diverged(state.round, f"{aggregate.not_finite() or 'the update'} is")
-    if not server_finite:
-        raise ServerDivergedError(state.round)
-    return State(state.round + 1, params, server), loss, norm
+        raise diverged(round_, f"{collected.not_finite() or 'the update'} is")
+    if not is_usable:
+        raise ServerDivergedError(round_)
+    return loss, norm

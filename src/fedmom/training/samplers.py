@@ -1,7 +1,7 @@
-"""Samplers: values that draw the cohort of a round. A sampler is a function of (seed, round).
+"""Samplers draw the cohort of a round: functions of (seed, round, size, samples).
 
-``uniform(samples)`` and the others return a function of M, the size of a cohort, that returns the
-sampler. A draw from a million clients costs no more than one from ten thousand.
+``size`` is M, the clients to draw, and ``samples`` has n_k of every client. A draw from a million
+clients costs no more than one from ten thousand.
 """
 
 from collections.abc import Callable
@@ -13,108 +13,116 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 
 Cohort = NDArray[np.int64]
-Sampler = Callable[[int, int], Cohort]
-Draw = Callable[[int], Sampler]  # of the size of a cohort
+Sampler = Callable[[int, int, int, NDArray[np.int64]], Cohort]
 Pick = Callable[[np.random.Generator], Cohort]
-LARGE = 10_000  # clients: of more, they are not all put in order for every draw
+LARGE = 10_000  # clients: larger populations are not sorted for every draw
 
 
-def uniform(samples: NDArray[np.int64]) -> Draw:
+def uniform(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Uniformly, without replacement (the paper's).
 
     Args:
+        seed: The run's seed.
+        round_: Rounds done.
+        size: M, the clients of a round.
         samples: n_k of every client; only their number counts here.
 
     Returns:
-        A function of M, the clients of a round, that returns a sampler.
+        The clients' numbers.
 
     Examples:
-        >>> sampler = uniform(np.ones(100, np.int64))(3)
-        >>> sampler(0, 0).tolist() == sampler(0, 0).tolist(), len(sampler(0, 1))
-        (True, 3)
+        >>> samples = np.ones(100, np.int64)
+        >>> len(uniform(0, 1, 3, samples))
+        3
     """
-    clients = len(samples)
-
-    def draw(size: int) -> Sampler:
-        _check(clients, size)
-        return lambda seed, round_: cohort(seed, round_, clients, size)
-
-    return draw
+    _check(len(samples), size)
+    return cohort(seed, round_, len(samples), size)
 
 
-def poisson(samples: NDArray[np.int64]) -> Draw:
+def poisson(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Each client by itself with probability M/K, so that the cohort's size varies.
 
     Privacy accounting often assumes it. A cohort may be empty; the round's aggregate is then 0.
 
     Args:
+        seed: The run's seed.
+        round_: Rounds done.
+        size: M, the mean number of clients.
         samples: n_k of every client; only their number counts here.
 
     Returns:
-        A function of M that returns a sampler.
+        The clients' numbers.
 
     Examples:
-        >>> sampler = poisson(np.ones(100, np.int64))(10)
-        >>> sizes = [len(sampler(0, round_)) for round_ in range(1000)]
+        >>> samples = np.ones(100, np.int64)
+        >>> sizes = [len(poisson(0, round_, 10, samples)) for round_ in range(1000)]
         >>> bool(9 < np.mean(sizes) < 11)
         True
     """
     clients = len(samples)
-
-    def draw(size: int) -> Sampler:
-        _check(clients, size)
-
-        def sampler(seed: int, round_: int) -> Cohort:
-            rng = _generator(seed, round_)
-            # Given its size, such a cohort is a uniform one.
-            return _without_replacement(rng, clients, int(rng.binomial(clients, size / clients)))
-
-        return sampler
-
-    return draw
+    _check(clients, size)
+    rng = _generator(seed, round_)
+    # Given its size, such a cohort is a uniform one.
+    return _without_replacement(rng, clients, int(rng.binomial(clients, size / clients)))
 
 
-def weighted(samples: NDArray[np.int64]) -> Draw:
+def weighted(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
     """A client is in with probability M n_k/n.
 
     By systematic sampling in a random order; by Sampford's method from a large population, so that
-    a draw does not touch all of it. Goes with uniform weights: the mean of the drawn updates is
+    a draw does not touch all of it. Use it with uniform weights: the mean of the drawn updates is
     then, in expectation, the mean of all clients weighted by their samples. A client that has more
     than n/M samples is in every cohort, and the rest of the cohort is drawn from the others by the
     same rule; it then counts less than its share.
 
     Args:
+        seed: The run's seed.
+        round_: Rounds done.
+        size: M, the clients of a round.
         samples: n_k of every client.
 
     Returns:
-        A function of M that returns a sampler.
+        The clients' numbers.
 
     Examples:
-        >>> sampler = weighted(np.array([1, 1, 998]))(1)
-        >>> drawn = [int(sampler(0, round_)[0]) for round_ in range(100)]
+        >>> samples = np.array([1, 1, 998])
+        >>> drawn = [int(weighted(0, round_, 1, samples)[0]) for round_ in range(100)]
         >>> drawn.count(2) > 90
         True
     """
-    samples = np.asarray(samples)
+    always, others, pick = _weighted(_Identity(samples), size)
+    if pick is None:
+        return always
+    drawn = others[pick(_generator(seed, round_))]
+    return np.sort(np.concatenate([always, drawn]))
 
-    @lru_cache(maxsize=4)  # a pace may ask for several sizes in turn
-    def draw(size: int) -> Sampler:
-        _check(int(np.count_nonzero(samples)), size)
-        always, others = _certain(samples, size)
-        left = size - len(always)
-        pick = (len(others) > LARGE and _sampford(samples[others], left)) or (
-            lambda rng: _systematic(rng, samples[others], left)
-        )
 
-        def sampler(seed: int, round_: int) -> Cohort:
-            if not left:
-                return always
-            drawn = others[pick(_generator(seed, round_))]
-            return np.sort(np.concatenate([always, drawn]))
+class _Identity:
+    """An array as a key: equal to itself only, so that it is not read."""
 
-        return sampler
+    def __init__(self, array: NDArray[np.int64]) -> None:
+        self.array = array
 
-    return draw
+    def __hash__(self) -> int:
+        return id(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.array is self.array
+
+
+@lru_cache(maxsize=8)  # a pace may ask for several sizes in turn
+def _weighted(population: _Identity, size: int) -> tuple[Cohort, Cohort, Pick | None]:
+    """Return who is in every cohort, the others, and what picks among them."""
+    samples = np.asarray(population.array)
+    _check(int(np.count_nonzero(samples)), size)
+    always, others = _certain(samples, size)
+    left = size - len(always)
+    if not left:
+        return always, others, None
+    pick = (len(others) > LARGE and _sampford(samples[others], left)) or (
+        lambda rng: _systematic(rng, samples[others], left)
+    )
+    return always, others, pick
 
 
 def _systematic(rng: np.random.Generator, samples: NDArray[np.int64], size: int) -> Cohort:
@@ -183,11 +191,12 @@ def _without_replacement(rng: np.random.Generator, clients: int, size: int) -> C
 def in_random_order(sampler: Sampler) -> Sampler:
     """Return a sampler of the same cohorts, not sorted: where the first to answer count.
 
-    A runtime that answers in order would else always drop the clients with the highest numbers.
+    Otherwise a runtime that answers in order would always drop the highest numbers.
     """
 
-    def shuffled(seed: int, round_: int) -> Cohort:
-        return _generator(seed, round_, stream=1).permutation(sampler(seed, round_))
+    def shuffled(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
+        drawn = sampler(seed, round_, size, samples)
+        return _generator(seed, round_, stream=1).permutation(drawn)
 
     return shuffled
 

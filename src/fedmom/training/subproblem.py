@@ -20,7 +20,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, place, reader
 from fedmom.data.federated import FederatedData
-from fedmom.data.thinning import thinned
+from fedmom.data.subsample import thinned
 from fedmom.models.base import Model
 from fedmom.training.samplers import cohort
 

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.checksums import check_store
 from fedmom.data.federated import Features
-from fedmom.data.manifest import read_manifest
 from fedmom.data.sources import femnist
-from fedmom.data.store import open_store
+from fedmom.data.store.manifest import read_manifest
+from fedmom.data.store.reader import check_store, open_store
 from tests.conftest import SHARED
 from tests.data.test_download import running
 
@@ -356,7 +355,7 @@ def test_archives_come_over_the_network_through_a_cut_connection(server, built, 
 
 def test_archive_with_a_wrong_checksum_is_refused(server, built, tmp_path):
     wrong = {**md5s(built), "by_write.zip": "0" * 32}
-    with pytest.raises(FedMomError, match=f"{server.base}/by_write.zip has the md5"):
+    with pytest.raises(FedMomError, match=f"{server.base}/by_write.zip was removed: its md5 is"):
         femnist.fetch(tmp_path, server.base, wrong)
     assert [p.name for p in tmp_path.iterdir()] == ["by_class.zip"]
 

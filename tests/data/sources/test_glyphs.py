@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
+from fedmom.data import load
 from fedmom.data.batches import place, reader
-from fedmom.data.checksums import check_store
 from fedmom.data.federated import Features
-from fedmom.data.manifest import read_manifest
 from fedmom.data.sources.glyphs import CHARACTERS, EXPECTED, FONTS, _type, glyphs
+from fedmom.data.store.manifest import read_manifest
+from fedmom.data.store.reader import check_store
 from fedmom.models import build
 
 
@@ -224,7 +225,7 @@ def test_a_character_looks_like_its_writers_others_more_than_like_other_writers(
 )
 def test_options_out_of_range_are_refused(options, complaint):
     with pytest.raises(FedMomError, match=f"glyphs: {complaint}"):
-        glyphs(**options)
+        load("glyphs:" + ",".join(f"{name}={value}" for name, value in options.items()))
 
 
 def test_a_missing_font_is_named_and_nothing_stays_behind(tmp_path, monkeypatch):

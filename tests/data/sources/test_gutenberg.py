@@ -298,7 +298,7 @@ def test_a_torn_gzip_file_is_still_recognised_and_refused_by_name(tmp_path):
     path = written(tmp_path, book(PLAY), "works.txt.gz")
     path.write_bytes(path.read_bytes()[:-9])
     assert is_gutenberg(path)
-    with pytest.raises(FedMomError, match=r"works\.txt\.gz is not a whole gzip file .* again"):
+    with pytest.raises(FedMomError, match=r"works\.txt\.gz is not a complete gzip file .* again"):
         load_gutenberg(path)
     assert not list(cache_folder().glob("*"))
 
@@ -306,14 +306,14 @@ def test_a_torn_gzip_file_is_still_recognised_and_refused_by_name(tmp_path):
 def test_what_is_no_gzip_file_is_refused(tmp_path):
     path = tmp_path / "works.txt.gz"
     path.write_text(book(PLAY))
-    with pytest.raises(FedMomError, match=r"works\.txt\.gz is not a whole gzip file"):
+    with pytest.raises(FedMomError, match=r"works\.txt\.gz is not a complete gzip file"):
         gutenberg_roles(path)
 
 
 def test_another_encoding_is_refused_with_the_place(tmp_path):
     path = tmp_path / "works.txt"
     path.write_bytes(b"Caf\xe9")
-    with pytest.raises(FedMomError, match=r"works\.txt is not UTF-8 \(byte 3\)\. Convert it"):
+    with pytest.raises(FedMomError, match=r"works\.txt is not UTF-8 at byte 3\. Save the text"):
         gutenberg_roles(path)
 
 
@@ -325,7 +325,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "Moby Dick", book(), book(("X", ["BOY. " + LONG] * 9))])
 def test_a_text_without_roles_is_refused(tmp_path, text):
-    with pytest.raises(FedMomError, match=r"works\.txt has no speaking roles .* Take Project"):
+    with pytest.raises(FedMomError, match=r"works\.txt has no speaking roles .* Use Project"):
         gutenberg_roles(written(tmp_path, text))
 
 

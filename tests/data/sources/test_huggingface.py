@@ -51,7 +51,7 @@ def test_the_splits_of_a_dict_are_train_and_test(datasets):
     assert data.test.size.sum() == 0
     with pytest.raises(FedMomError, match="the splits test, and none called train"):
         fedmom.from_huggingface(datasets.DatasetDict(test=parts["test"]), client="who")
-    with pytest.raises(FedMomError, match="marked already"):
+    with pytest.raises(FedMomError, match="already marked"):
         fedmom.from_huggingface(datasets.DatasetDict(parts), client="who", test_fraction=0.1)
 
 

@@ -6,7 +6,8 @@ from PIL import Image
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.data import image_files, load
+from fedmom.data import load
+from fedmom.data.rows import images
 
 rng = np.random.default_rng(0)
 
@@ -49,7 +50,7 @@ def test_classes_without_clients_are_dealt(tmp_path):
     for label in ("a", "b"):
         for k in range(6):
             put(tmp_path / label / f"{k}.png", gray())
-    with pytest.raises(FedMomError, match="has folders of classes, and none of clients"):
+    with pytest.raises(FedMomError, match="no client IDs given"):
         fedmom.from_images(tmp_path)
     data = load(f"{tmp_path}:test_fraction=0.34,partition=shards:clients=2,per_client=1")
     assert (data.clients, data.train.size.tolist(), data.test.size.tolist()) == (2, [4, 4], [2, 2])
@@ -70,7 +71,7 @@ def test_images_are_brought_to_one_size(tmp_path):
 @pytest.mark.parametrize("size", ["0", "-3", "axb", "3x4x5", "1e9", 10**9])
 def test_sizes_that_are_none_are_refused(tmp_path, size):
     put(tmp_path / "a" / "x" / "1.png", gray())
-    with pytest.raises(FedMomError, match=r"is no size. Write a side"):
+    with pytest.raises(FedMomError, match=r"is not a size. Write a side"):
         fedmom.from_images(tmp_path, size=size)
 
 
@@ -90,7 +91,7 @@ def test_huge_and_deep_images_are_refused(tmp_path, monkeypatch):
     with pytest.raises(FedMomError, match=r"kind I;16. Save it as gray levels"):
         fedmom.from_images(tmp_path)
     put(path, gray((6, 5)))
-    monkeypatch.setattr(image_files, "MOST_PIXELS", 29)
+    monkeypatch.setattr(images, "MOST_PIXELS", 29)
     with pytest.raises(FedMomError, match="6x5 pixels; at most 29"):
         fedmom.from_images(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)  # where Pillow itself refuses
@@ -102,7 +103,7 @@ def test_folders_of_other_kinds_are_refused(tmp_path):
     with pytest.raises(FedMomError, match="has no images"):
         fedmom.from_images(tmp_path)
     put(tmp_path / "a" / "x" / "1.png", gray())
-    with pytest.raises(FedMomError, match="folders are those of clients"):
+    with pytest.raises(FedMomError, match="has clients already, and partition="):
         fedmom.from_images(tmp_path, partition="iid:clients=1")
     put(tmp_path / "b" / "1.png", gray())
     with pytest.raises(FedMomError, match="All must lie in folders of one kind"):

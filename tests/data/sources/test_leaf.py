@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.batches import reader
-from fedmom.data.checksums import check_store
 from fedmom.data.federated import Features
 from fedmom.data.sources.leaf import is_leaf, lay, load_leaf, pack_leaf
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
-from fedmom.data.store import open_store
+from fedmom.data.store.reader import check_store, open_store
 from tests import by_hand
 from tests.conftest import SHARED
 from tests.data.sources.leaf_files import Clients, image, shard, speech, windows, write

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.sources.leaf import pack_leaf
-from fedmom.data.store import open_store
+from fedmom.data.store.reader import open_store
 from tests.data.sources.test_leaf import REAL, assert_same, image, plain, shard, speech, windows
 
 PARTS = ("train", "test")

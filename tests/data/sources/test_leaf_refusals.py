@@ -56,13 +56,13 @@ X, Y = GOOD["bob"]
         ({"y": [3, 62]}, "label 1 of y is 62; labels must be whole numbers from 0 to 61"),
         ({"y": [-1, 3]}, "label 0 of y is -1"),
         ({"y": [0.5, 3]}, "label 0 of y is 0.5"),
-        ({"y": [True, 3]}, "label 0 of y has true or false in the place of a number"),
-        ({"y": ["3", 3]}, "label 0 of y has text in the place"),
-        ({"y": [None, 3]}, "label 0 of y has null in the place"),
+        ({"y": [True, 3]}, "label 0 of y has true or false instead of a number"),
+        ({"y": ["3", 3]}, "label 0 of y has text instead of"),
+        ({"y": [None, 3]}, "label 0 of y has null instead of"),
         ({"x": [X[0], X[1][:-1]]}, "sample 1 of x has 783 numbers and sample 0 has 784"),
         ({"x": [r[:-1] for r in X]}, "vectors of 783; the first train file has images of 28x28"),
-        ({"x": [X[0], [*X[1][:-1], "1"]]}, "sample 1 of x has text in the place of a number"),
-        ({"x": [X[0], [*X[1][:-1], [1]]]}, "sample 1 of x has a list in the place"),
+        ({"x": [X[0], [*X[1][:-1], "1"]]}, "sample 1 of x has text instead of a number"),
+        ({"x": [X[0], [*X[1][:-1], [1]]]}, "sample 1 of x has a list instead of"),
         ({"x": [X[0], [*X[1][:-1], 2]]}, "they must lie between 0 and 1"),
         ({"x": [X[0], [*X[1][:-1], float("nan")]]}, "sample 1 of x has a number that is not fin"),
         ({"x": [X[0], [*X[1][:-1], float("-inf")]]}, "not finite"),
@@ -136,7 +136,9 @@ def test_torn_gzip_is_refused(tmp_path, cache, keep):
     write(tmp_path / "leaf/test/a.json", shard(TESTS))
     file = write(tmp_path / "leaf/train/a.json.gz", shard(GOOD))
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(FedMomError, match=r"train/a\.json\.gz: the file (is empty|cannot be read)"):
+    with pytest.raises(
+        FedMomError, match=r"train/a\.json\.gz(: the file is empty| is not a complete gzip)"
+    ):
         load_leaf(tmp_path / "leaf")
     assert not cache.exists()
 
@@ -148,7 +150,7 @@ def test_gzip_that_is_none_or_has_a_changed_byte_is_refused(tmp_path):
     content[len(content) // 2] ^= 1
     for bad in (bytes(content), b"plain text"):
         file.write_bytes(bad)
-        with pytest.raises(FedMomError, match=r"a\.json\.gz: "):
+        with pytest.raises(FedMomError, match=r"a\.json\.gz is not a complete gzip file"):
             load_leaf(tmp_path / "leaf")
 
 
@@ -190,7 +192,7 @@ def test_a_later_pixel_between_the_greys_is_refused_not_rounded(tmp_path, cache)
     x, y = image(4, 1)
     x[0][0] = 0.5  # 127.5 / 255
     message = refused(tmp_path, cache, None, shard(TESTS | {"bob": (x, y)}))
-    assert "user 'bob': there are pixels that are no multiple of 1/255" in message
+    assert "user 'bob': there are pixels that are not multiples of 1/255" in message
 
 
 def test_kinds_may_not_be_mixed(tmp_path, cache):

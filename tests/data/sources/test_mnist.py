@@ -145,7 +145,7 @@ def test_a_missing_file_is_named(small, name):
 
 def test_what_is_no_gzip_is_refused(small):
     (small / TEST_Y).rename(small / f"{TEST_Y}.gz")
-    with pytest.raises(FedMomError, match=f"{TEST_Y}.gz is a torn gzip file"):
+    with pytest.raises(FedMomError, match=f"{TEST_Y}.gz is not a complete gzip file"):
         load_idx(small)
 
 

@@ -163,7 +163,7 @@ BAD = {
     "no column": ("u,a,yy\n1,2,3\n", U, "no column in t.csv called 'y'.*Choose one of: u, a, yy"),
     "no inputs": ("u,y\n1,2\n", U, "no column left for the inputs"),
     "twice": ("u,a,y\n1,2,3\n", {**U, "features": "a+u"}, "'u' is named twice"),
-    "no clients": ("u,a,y\n1,2,3\n", {"label": "y"}, "who has which row"),
+    "no clients": ("u,a,y\n1,2,3\n", {"label": "y"}, "no client IDs given"),
     "both": ("u,a,y\n1,2,3\n", {**U, "partition": "iid"}, "Give one of the two"),
     "a mark": ("u,a,y,t\n1,2,3,maybe\n", {**U, "test": "t"}, "is_test of row 0 is 'maybe'"),
 }
@@ -207,11 +207,11 @@ def test_lists_of_different_lengths_are_refused(tmp_path):
 
 def test_a_table_too_large_for_the_machine_is_refused(tmp_path, monkeypatch):
     _, path = as_csv(tmp_path, frame())
-    monkeypatch.setattr("fedmom.core.bounds.machine_memory", lambda: 1000)
-    with pytest.raises(FedMomError, match=r"t\.csv needs 0\.0 GB or more"):
+    monkeypatch.setattr("fedmom.core.validation.machine_memory", lambda: 1000)
+    with pytest.raises(FedMomError, match=r"t\.csv needs at least 0\.0 GB"):
         fedmom.from_csv(path, client="user", label="ill")
     _, path = as_parquet(tmp_path, frame().loc[[0] * 200])
-    with pytest.raises(FedMomError, match=r"t\.parquet needs 0\.0 GB or more"):
+    with pytest.raises(FedMomError, match=r"t\.parquet needs at least 0\.0 GB"):
         fedmom.from_parquet(path, client="user", label="ill")
 
 

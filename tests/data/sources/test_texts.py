@@ -6,7 +6,7 @@ import pytest
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.data import load, statistics
+from fedmom.data import load, summary
 from fedmom.data.batches import reader
 
 ANN, BOB = "Ein Käse, bitte! " * 8, "no 漢字 here\n" * 12
@@ -30,7 +30,7 @@ def test_samples_are_all_windows_of_each_text():
     assert data.features.classes == len(data.class_names)
     for k, text in enumerate((ANN, BOB)):
         assert samples(data, "train", k) == windows(text, 9)
-    assert statistics.faults(data) == []
+    assert summary.faults(data) == []
     x, y = map(np.asarray, reader(data.features)(data.arrays, jnp.array([3])))
     read = "".join(data.class_names[s] for s in (*x[0], *y))
     assert read == ANN[3:13]
@@ -96,13 +96,13 @@ def test_many_symbols_fit():
     ("texts", "options", "says"),
     [
         ({"a": "short"}, {}, "client 'a' has 5 characters, and a sample has window=80"),
-        ({"a": ANN}, {"window": 0}, "window=0 must be 1 or more"),
+        ({"a": ANN}, {"window": 0}, "window=0 must be at least 1"),
         ({"a": ANN}, {"client_ids": ["a"]}, "Leave client_ids out"),
         ({"a": ANN}, {"partition": "iid:clients=1"}, "Give one of the two"),
-        ([ANN], {}, "who has which row"),
+        ([ANN], {}, "no client IDs given"),
         ([ANN, BOB], {"client_ids": ["a"]}, "2 texts and 1 client ids"),
         ([ANN, 5], {"client_ids": ["a", "b"]}, "text 1 is a int"),
-        ([ANN, BOB], {"partition": "dirichlet:clients=2"}, "Take iid or quantity"),
+        ([ANN, BOB], {"partition": "dirichlet:clients=2"}, "Use iid or quantity"),
         ({"a": ANN + "\ud800"}, {}, "half a character"),
         ({1: ANN, "1": BOB}, {}, "would have one name"),
         ([], {"client_ids": []}, "has no texts"),
@@ -114,10 +114,10 @@ def test_what_cannot_be_used_is_named(texts, options, says):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(FedMomError, match=r"is no folder with \.txt files"):
+    with pytest.raises(FedMomError, match=r"is not a folder with \.txt files"):
         fedmom.from_texts(tmp_path)
     (tmp_path / "ann.txt").write_bytes(b"abc\xff")
-    with pytest.raises(FedMomError, match=r"ann\.txt: the byte at place 3 is not UTF-8"):
+    with pytest.raises(FedMomError, match=r"ann\.txt is not UTF-8 at byte 3"):
         fedmom.from_texts(tmp_path)
     (tmp_path / "bob").mkdir()
     (tmp_path / "bob" / "1.txt").write_text(BOB)

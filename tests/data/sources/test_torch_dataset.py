@@ -78,7 +78,7 @@ class Endless:
         ([(np.ones(2), 0), (np.ones(3), 1)], {"client_ids": [0, 1]}, r"item 1 is .*shape \(3,\)"),
         ([np.ones(2)], {"client_ids": [0]}, "item 0 is a ndarray, not a pair"),
         ([(np.ones(2), 0, 1)], {"client_ids": [0]}, "item 0 is a tuple, not a pair"),
-        ([(np.ones(2), 0)], {}, "who has which row"),
+        ([(np.ones(2), 0)], {}, "no client IDs given"),
         ([], {"client_ids": []}, "has no items"),
         (Endless(), {"client_ids": [0]}, "has no length"),
     ],

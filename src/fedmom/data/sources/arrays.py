@@ -1,21 +1,35 @@
-"""Data of the user's own: arrays in memory, or the same arrays in an .npz file."""
+"""Arrays: in memory, or the same arrays in an .npz file."""
 
+import lzma
+import math
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from fedmom.core.bounds import Seed
-from fedmom.data.assembly import assemble, check_division, inputs
-from fedmom.data.cache import cached, file_identity
+from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.ids import owners
-from fedmom.data.labels import read_labels
-from fedmom.data.npz import read_npz
-from fedmom.data.save import save_store
-from fedmom.data.values import as_array, as_plain
+from fedmom.data.rows.assembly import Division, assemble, inputs, owners
+from fedmom.data.rows.labels import read_labels
+from fedmom.data.rows.values import as_array, as_plain
+from fedmom.data.source_files import check_ratio, file_identity, said
+from fedmom.data.store.writer import cached, save_store
 
 NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
+KINDS = "biufcUS"  # plain values: no objects, records or dates
+# What zipfile, its decompressors and NumPy's reader of headers raise on files that are damaged,
+# encrypted, compressed by unknown means, or not what they say.
+DAMAGE = (
+    *(OSError, EOFError, ValueError, SyntaxError, KeyError, TypeError, OverflowError, MemoryError),
+    *(RuntimeError, NotImplementedError, RecursionError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError),
+)
 
 
 def from_arrays(
@@ -44,9 +58,9 @@ def from_arrays(
         client_ids: The client of every row, whole numbers or texts. Leave it out to make
             clients by ``partition``.
         is_test: True for test rows. By default all rows are for training.
-        test_fraction: In place of ``is_test``: the share of every client's rows that is drawn
+        test_fraction: Instead of ``is_test``: the share of every client's rows that is drawn
             for testing, rounded; one row at least stays for training.
-        partition: In place of ``client_ids``: how rows are dealt to clients, such as
+        partition: Instead of ``client_ids``: how rows are dealt to clients, such as
             ``dirichlet:alpha=0.3,clients=100``.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show: "classes", "regression",
@@ -71,7 +85,8 @@ def from_arrays(
         'regression'
     """
     ids = None if client_ids is None else as_array(f"{name}: client ids", client_ids)
-    check_division(name, ids is not None, is_test is not None, test_fraction, partition, seed)
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=ids is not None, marked=is_test is not None)
     array = inputs(name, as_plain(f"{name}: x", as_array(f"{name}: x", x)))
     labels = read_labels(name, as_array(f"{name}: labels", y), array.shape[1:], task)
     return assemble(
@@ -79,15 +94,13 @@ def from_arrays(
         array,
         labels,
         None if ids is None else owners(name, ids, users),
-        is_test=None if is_test is None else as_array(f"{name}: is_test", is_test),
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division,
+        None if is_test is None else as_array(f"{name}: is_test", is_test),
     )
 
 
 def is_npz(path: Path) -> bool:
-    """Tell whether a path is that of an .npz file."""
+    """Return whether a path is that of an .npz file."""
     return path.suffix == ".npz"
 
 
@@ -100,28 +113,19 @@ def load_npz(
     partition: str | None = None,
 ) -> FederatedData:
     """Open an .npz file of arrays; the first time it is packed, later only mapped."""
-
-    def pack(folder: Path) -> None:
-        data = from_npz(
-            path, test_fraction=test_fraction, seed=seed, task=task, partition=partition
-        )
-        save_store(data, folder, {"files": file_identity([path])})
-
-    options = [test_fraction, seed, task, partition]
-    return cached(path.stem, ["npz", NPZ_READER, file_identity([path]), options], pack)
+    files = file_identity([path])
+    options = {"test_fraction": test_fraction, "seed": seed, "task": task, "partition": partition}
+    return cached(
+        path.stem,
+        ["npz", NPZ_READER, files, [*options.values()]],
+        lambda folder: save_store(from_npz(path, **options), folder, {"files": files}),
+    )
 
 
-def from_npz(
-    path: Path,
-    *,
-    test_fraction: float | None = None,
-    seed: int = 0,
-    task: Task | None = None,
-    partition: str | None = None,
-) -> FederatedData:
+def from_npz(path: Path, **options: Any) -> FederatedData:
     """Read an .npz file: ``x`` and ``y``, and where it has them ``user``, ``users``, ``is_test``.
 
-    Nothing in it is run (no pickled objects). The other arguments are those of ``from_arrays``.
+    Nothing in it is run (no pickled objects). The options are those of ``from_arrays``.
     """
     found = read_npz(path, ("x", "y"), ("user", "users", "is_test"))
     return from_arrays(
@@ -129,15 +133,81 @@ def from_npz(
         found["y"],
         found.get("user"),
         is_test=found.get("is_test"),
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
-        task=task,
         users=[str(u) for u in found["users"].ravel()] if _numbers(found) else None,
         name=path.stem,
+        **options,
     )
 
 
 def _numbers(found: dict[str, np.ndarray]) -> bool:
-    """Tell whether ``user`` has numbers into ``users``; texts are names themselves."""
+    """Return whether ``user`` has numbers into ``users``; texts are names themselves."""
     return "users" in found and "user" in found and found["user"].dtype.kind not in "UST"
+
+
+def read_npz(
+    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Return arrays of an .npz file by name. Nothing in it is run (no pickled objects).
+
+    Args:
+        path: The file.
+        names: The arrays that it must hold.
+        optional: Arrays that are read where it holds them.
+
+    Raises:
+        FedMomError: One is missing, damaged, too large for this machine, or not of plain values.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            here = set(archive.namelist())
+            for name in names:
+                if f"{name}.npy" not in here:
+                    raise FedMomError(
+                        f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
+                        " (labels), and may hold user (client of each row, a number or a name),"
+                        " users (names of numbers from 0), is_test."
+                    )
+            there = [*names, *(name for name in optional if f"{name}.npy" in here)]
+            return {name: _member(archive, f"{name}.npy", path) for name in there}
+    except FedMomError:
+        raise
+    except DAMAGE as error:
+        raise FedMomError(f"{path} is not a readable .npz file: {said(error)}.") from None
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
+    entry = archive.getinfo(name)
+    with archive.open(entry) as file:
+        shape, fortran, dtype = _header(file)
+        if dtype.kind not in KINDS:
+            raise FedMomError(
+                f"{path}: {name.removesuffix('.npy')} is an array of type {dtype}; it must hold"
+                " plain numbers or texts."
+            )
+        size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0:
+            raise FedMomError(f"{path}: {name} has the shape {shape}, which no array has.")
+        if size > entry.file_size:
+            raise FedMomError(
+                f"{path}: {name} says that it has {size:,} bytes, but it has {entry.file_size:,}."
+            )
+        remedy = "Save it without compression (np.savez) if it is right."
+        packed = min(entry.compress_size, path.stat().st_size)  # the first is the file's own word
+        check_ratio(f"{path}: {name}", size, packed, remedy)
+        check_memory(f"{path}: {name}", size, "Pack it in parts (docs/data.md).")
+        content = file.read(size)
+    if len(content) < size:
+        raise FedMomError(f"{path}: {name} ends after {len(content):,} of {size:,} bytes.")
+    flat = np.frombuffer(content, dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in read:
+        raise ValueError(f"an array of the format {version}, which is not known")
+    return read[version](file)

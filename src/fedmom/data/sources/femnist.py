@@ -44,7 +44,7 @@ from PIL import Image
 from fedmom.core.errors import FedMomError
 from fedmom.data.download import checksum, download
 from fedmom.data.federated import Features
-from fedmom.data.packer import Packer
+from fedmom.data.store.writer import Packer
 
 ORIGIN = "NIST Special Database 19, second edition"
 NIST_URL = "https://s3.amazonaws.com/nist-srd/SD19"
@@ -65,7 +65,7 @@ _UNREADABLE = (
     *(NotImplementedError, RuntimeError),
 )
 _LARGEST = 2**20  # bytes of one of its pictures; real ones have a few hundred
-# What Pillow raises for a file that is no PNG, a damaged one, or one of another size.
+# What Pillow raises for a file that is not a PNG, a damaged one, or one of another size.
 _UNDRAWABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -88,7 +88,7 @@ def pack(folder: Path, by_class: Path, by_write: Path, *, seed: int = 0) -> None
     from fedmom.core.progress import track
 
     if seed < 0:
-        raise FedMomError(f"femnist: seed={seed} is negative; it must be 0 or more.")
+        raise FedMomError(f"femnist: seed={seed} must be at least 0.")
     writers = _writers(by_write)  # first, so that a fault in either archive shows early
     labels = _labels(by_class)
     sums = {"by_class": checksum(by_class), "by_write": checksum(by_write)}
@@ -140,8 +140,8 @@ def _label(by_class: Path, name: str) -> int:
     label = CHARACTERS.find(character)
     if label < 0:
         raise FedMomError(
-            f"{by_class}: {name} is of the class {character!r}, which is no digit and no letter"
-            " from A to Z. Fetch the archive again."
+            f"{by_class}: {name} is of the class {character!r}, which is neither a digit nor a"
+            " letter from A to Z. Fetch the archive again."
         )
     return label
 

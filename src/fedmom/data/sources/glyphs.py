@@ -15,11 +15,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.bounds import Between, Seed
 from fedmom.core.errors import FedMomError
-from fedmom.data.cache import cached
+from fedmom.core.validation import Between, Seed
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.packer import Packer
+from fedmom.data.store.writer import Packer, cached
 
 GENERATOR = 1  # counts changes in what is drawn, so that no cache hands out an older drawing
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # FEMNIST's order
@@ -68,13 +67,6 @@ def glyphs(
     them for training. A writer's hand and mix of characters depend on ``seed`` and its number
     only, so that a larger population begins with the smaller one.
     """
-    for option, value, least, most in (
-        ("writers", writers, 1, 10**6),
-        ("samples", samples, 2, 10**5),
-        ("seed", seed, 0, 2**63 - 1),
-    ):
-        if not least <= value <= most:
-            raise FedMomError(f"glyphs: {option}={value} is not between {least:,} and {most:,}.")
     identity: dict[str, int | str] = {"writers": writers, "samples": samples, "seed": seed}
     # What is drawn can also change with this file, the fonts and the library that renders them.
     identity["generator"] = GENERATOR

@@ -7,11 +7,11 @@ LEAF's rules, in order:
   page, so the second opens the first play. The title is the nearest line with words among
   those 2 to 7 lines above.
 - Two spaces, a name of letters and spaces, a full stop and a space: someone begins to speak.
-  Names are taken in capitals. A line indented by four or more spaces goes on with the speech;
-  any other line is dropped, and the speech may go on after it.
+  Names are taken in capitals. A line indented by four or more spaces continues the speech;
+  any other line is dropped, and the speech may continue after it.
 - "THE COMEDY OF ERRORS" is not indented in the edition of 1994. There a name begins its line,
-  every other line goes on with the speech, and "ACT ..." or a line from "<" ends it.
-- A play with one speaker is no play; a role of one or two lines is dropped. Roles with the same
+  every other line continues the speech, and "ACT ..." or a line from "<" ends it.
+- A play with one speaker is dropped; a role of one or two lines is dropped. Roles with the same
   id are one role.
 - A role's lines are joined by single spaces, runs of spaces become one, and a space stays at
   the end. Each 80 characters with the one after them are a sample, so a role of 80 characters
@@ -30,7 +30,6 @@ and 2,140,051 samples, with these peculiarities, which are kept because they are
   line of prose such as "  knowledge. When I burned" makes a role of its own.
 """
 
-import gzip
 import re
 import unicodedata
 import zlib
@@ -43,11 +42,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.packer import Packer
+from fedmom.data.source_files import file_identity, read_text
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
-from fedmom.data.unpacking import read_gzip
+from fedmom.data.store.writer import Packer, cached
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195
@@ -56,7 +54,7 @@ _TYPOGRAPHIC = str.maketrans("‘’“”–—æÆœŒ\t", "''\"\"--eEeE ")
 
 
 class _Layout(NamedTuple):
-    """How a play is set: who begins to speak, what goes on with it, what ends it."""
+    """How a play is set: who begins to speak, what continues the speech, what ends it."""
 
     speaker: re.Pattern[str]
     more: re.Pattern[str]
@@ -72,7 +70,7 @@ _FLUSH = _layout(r"([A-Z][A-Z ]*)\. (.*)", r"(.*)", end=r"<|ACT [A-Z ]*\. ")
 
 
 def is_gutenberg(path: Path) -> bool:
-    """Tell whether a file is a .txt or .txt.gz that begins like Shakespeare's complete works."""
+    """Return whether a file is a .txt or .txt.gz that begins like Shakespeare's complete works."""
     if not path.name.lower().endswith((".txt", ".txt.gz")) or not path.is_file():
         return False
     try:
@@ -91,7 +89,8 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
     They come in the order in which they first speak (LEAF's own is that of a directory).
     """
     lines: dict[str, list[str]] = {}
-    for title, body in _plays(path, _read(path).splitlines()[1:]):
+    text = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
+    for title, body in _plays(path, text.splitlines()[1:]):
         said = _said(body, _FLUSH if title == "THE COMEDY OF ERRORS" else _INDENTED)
         for name in said if len(said) > 1 else ():
             if len(said[name]) > 2:
@@ -101,7 +100,7 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
     if not texts:
         raise FedMomError(
             f"{path} has no speaking roles by LEAF's rules, which need a line {_AUTHOR!r} below"
-            " a play's title and speakers indented by two spaces. Take Project Gutenberg's"
+            " a play's title and speakers indented by two spaces. Use Project Gutenberg's"
             " text 100 in the edition of 1994, or 100-0.txt of 2018."
         )
     return texts
@@ -155,23 +154,6 @@ def _plain(text: str) -> str:
     """Exchange typographic and accented characters for plain ones, one for one."""
     unaccented = {ord(c): unicodedata.normalize("NFD", c)[0] for c in set(text)}
     return text.translate({**unaccented, **_TYPOGRAPHIC})
-
-
-def _read(path: Path) -> str:
-    """Return a file's text, plain or gzipped, without byte order mark and carriage returns."""
-    try:
-        packed = path.suffix.lower() == ".gz"
-        content = read_gzip(path) if packed else path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FedMomError(
-            f"{path} is not UTF-8 (byte {error.start}). Convert it, or take Gutenberg's UTF-8 file."
-        ) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FedMomError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from None
-    except OSError as error:
-        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _plays(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:

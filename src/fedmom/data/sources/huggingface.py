@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.columns import Table, needed
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.image_files import read_images
-from fedmom.data.tables import Names, from_table
+from fedmom.data.rows.assembly import Division
+from fedmom.data.rows.columns import Names, Table, from_table, needed
+from fedmom.data.rows.images import read_images
+from fedmom.data.source_files import read_content
 
 if TYPE_CHECKING:
     import datasets
@@ -44,7 +45,7 @@ def from_huggingface(
         size: The side that images are brought to, as for ``from_images``.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
         name: What the data is called in messages, tables and figures.
@@ -79,9 +80,7 @@ def from_huggingface(
         features=features if features is not None or len(images) != 1 else images,
         test=test,
         is_test=marks,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
         decode={column: _decoder(name, size) for column in images},
         class_names=_names(dataset, label),
@@ -116,22 +115,12 @@ def _decoder(name: str, size: int | str | None) -> Any:
     def decode(column: "pa.ChunkedArray") -> NDArray[Any]:
         files = []
         for row, value in enumerate(column.to_pylist()):
-            content = None if value is None else value["bytes"] or _content(value["path"])
-            if content is None:
+            if value is None or not (value["bytes"] or value["path"]):
                 raise FedMomError(f"{name}: row {row} has no image. Leave the row out.")
-            files.append(content)
+            files.append(value["bytes"] or read_content(Path(value["path"])))
         return read_images(name, files, size)
 
     return decode
-
-
-def _content(path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _names(dataset: "datasets.Dataset", label: Names) -> Sequence[str] | None:

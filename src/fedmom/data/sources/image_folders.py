@@ -3,18 +3,18 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from fedmom.core.bounds import Seed
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.data.assembly import NoClientsError, assemble, check_division
-from fedmom.data.cache import cached, file_identity
+from fedmom.core.validation import Seed
 from fedmom.data.federated import FederatedData
-from fedmom.data.ids import owners
-from fedmom.data.image_files import SUFFIXES, read_images
-from fedmom.data.labels import read_labels
-from fedmom.data.save import save_store
-from fedmom.data.values import numbers_or_texts
+from fedmom.data.rows.assembly import Division, assemble, owners
+from fedmom.data.rows.images import SUFFIXES, read_images
+from fedmom.data.rows.labels import read_labels
+from fedmom.data.rows.values import numbers_or_texts
+from fedmom.data.source_files import file_identity
+from fedmom.data.store.writer import cached, save_store
 
 DEEPEST = 3  # client/class/picture
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former
@@ -63,18 +63,8 @@ def from_images(
         _refuse_layout(top, files)
     parts = [file.relative_to(top).parts for file in files]
     has_clients = depths == {3}
-    if has_clients and partition is not None:
-        raise FedMomError(
-            f"{name}: its folders are those of clients, and partition={partition} would make"
-            " other clients. Leave it out, or give a folder class/image."
-        )
-    if not has_clients and partition is None:
-        raise NoClientsError(
-            f"{name} has folders of classes, and none of clients. Have the images dealt:"
-            " partition=iid:clients=10 (`fedmom data list` shows all partitions); or give folders"
-            " client/class/image."
-        )
-    check_division(name, has_clients, False, test_fraction, partition, seed)
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=has_clients)
     x = read_images(name, files, size)
     labels = read_labels(name, numbers_or_texts([p[-2] for p in parts]), x.shape[1:], "classes")
     return assemble(
@@ -82,14 +72,12 @@ def from_images(
         x,
         labels,
         owners(name, numbers_or_texts([p[0] for p in parts])) if has_clients else None,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division,
     )
 
 
 def is_images(path: Path) -> bool:
-    """Tell whether a path is a folder with images in its folders."""
+    """Return whether a path is a folder with images in its folders."""
     return path.is_dir() and any(file.parent != path for file in _image_files(path))
 
 
@@ -102,16 +90,17 @@ def load_images(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of images; the first time it is packed, later only mapped."""
-
-    def pack(folder: Path) -> None:
-        data = from_images(
-            path, size=size, test_fraction=test_fraction, seed=seed, partition=partition
-        )
-        save_store(data, folder, {"folder": str(path)})
-
-    options = [size, test_fraction, seed, partition]
-    files = file_identity(list(_image_files(path)))
-    return cached(path.name, ["images", READER, files, options], pack)
+    options: dict[str, Any] = {
+        "size": size,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "partition": partition,
+    }
+    return cached(
+        path.name,
+        ["images", READER, file_identity(list(_image_files(path))), [*options.values()]],
+        lambda folder: save_store(from_images(path, **options), folder, {"folder": str(path)}),
+    )
 
 
 def _image_files(top: Path) -> Iterator[Path]:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.cache import cached, file_identity
 from fedmom.data.federated import Features, FederatedData
-from fedmom.data.packer import Packer
+from fedmom.data.source_files import file_identity
 from fedmom.data.sources.leaf_json import IMAGE_CLASSES, NOTHING, Samples, read_shard, refusal
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
+from fedmom.data.store.writer import Packer, cached
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -38,28 +38,22 @@ class Layout(NamedTuple):
 
 
 class Files:
-    """The files of a LEAF folder, each part read with its last file kept."""
+    """The files of a LEAF folder; the last one read of either part is kept."""
 
     def __init__(self, path: Path, progress: "Progress") -> None:
         self.train, self.test = _files(path)
         self._progress = progress
-        self._read = {
-            part: functools.lru_cache(maxsize=1)(functools.partial(read_shard, part=part))
-            for part in ("train", "test")
-        }
+        self._train = functools.lru_cache(maxsize=1)(functools.partial(read_shard, part="train"))
+        self.read_test = functools.lru_cache(maxsize=1)(functools.partial(read_shard, part="test"))
 
-    def read_train(self, file: Path) -> Shard:
-        """Return the clients of a train file."""
-        return self._read["train"](file)
-
-    def read_test(self, file: Path) -> Shard:
-        """Return the clients of a test file."""
-        return self._read["test"](file)
+    def first(self) -> Shard:
+        """Return the clients of the first train file."""
+        return self._train(self.train[0])
 
     def each_train(self, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one train file after another, on a progress bar."""
         for file in self._progress.track(self.train, description=what):
-            yield file, self.read_train(file)
+            yield file, self._train(file)
 
     def each_test(self, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one test file after another, on a progress bar."""
@@ -68,7 +62,7 @@ class Files:
 
 
 def is_leaf(path: Path) -> bool:
-    """Tell whether a folder, or its folder ``data``, has JSON files in ``train`` and ``test``."""
+    """Return whether a folder, or its folder ``data``, has JSON files in ``train`` and ``test``."""
     return bool(_files(path)[0])
 
 
@@ -194,7 +188,7 @@ def _twice(user: str, one: Path, other: Path) -> FedMomError:
 
 
 def _layout(files: Files) -> Layout:
-    first = list(files.read_train(files.train[0]).values())
+    first = list(files.first().values())
     kind, shape = first[0].kind, first[0].x.shape[1:]
     assert kind is not None  # train clients without samples are refused when they are read
     if kind == "text":
@@ -229,18 +223,26 @@ def _add_all(packer: Packer, layout: Layout, files: Files, test_file: dict[str, 
             if user in train_file:
                 raise _twice(user, train_file[user], file)
             train_file[user] = file
-            train = _fitted(samples, layout, user, file)
-            test = _fitted(tests.get(user, NOTHING), layout, user, test_file.get(user, file))
-            arrays = _arrays(train, test, layout)
+            test = tests.get(user, NOTHING)
+            arrays = _arrays(samples, test, layout, user, file, test_file.get(user, file))
             symbols += len(arrays.get("text", ()))
             if symbols > LONGEST_TEXT:
                 what = f"the texts up to this one have over {LONGEST_TEXT} characters, the limit."
                 raise refusal(file, what, user=user, remedy="Leave files out.")
-            size = len(train.y)
+            size = len(samples.y)
             packer.add(user, arrays, train=(0, size), test=(size, len(test.y)))
     _refuse_half_split(train_file, test_file)
     if train_file.keys().isdisjoint(test_file):
         _add_test_only(packer, layout, files)
+
+
+def _add_test_only(packer: Packer, layout: Layout, files: Files) -> None:
+    """Add the clients of the test files where LEAF has split by users (-t user)."""
+    for file, clients in files.each_test("Packing test users"):
+        for user, samples in clients.items():
+            if len(samples.y):
+                arrays = _arrays(NOTHING, samples, layout, user, file, file)
+                packer.add(user, arrays, train=None, test=(0, len(samples.y)))
 
 
 def _tests_of(clients: Shard, files: Files, test_file: dict[str, Path]) -> Shard:
@@ -271,7 +273,7 @@ def _fitted(samples: Samples, layout: Layout, user: str, file: Path) -> Samples:
     if dtype == np.uint8:
         raise refusal(
             file,
-            "there are pixels that are no multiple of 1/255, as all of the first train file are.",
+            "there are pixels that are not multiples of 1/255, as all of the first train file are.",
             user=user,
             remedy="Make all files with the same scale of greys.",
         )
@@ -282,25 +284,16 @@ def _named(kind: str, shape: tuple[int, ...]) -> str:
     return f"{kind}s of {'x'.join(map(str, shape))}"
 
 
-def _arrays(train: Samples, test: Samples, layout: Layout) -> dict[str, NDArray[Any]]:
-    x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+def _arrays(
+    train: Samples, test: Samples, layout: Layout, user: str, train_file: Path, test_file: Path
+) -> dict[str, NDArray[Any]]:
+    """Return a client's arrays, its training samples first."""
+    parts = _fitted(train, layout, user, train_file), _fitted(test, layout, user, test_file)
+    x, y = np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
     if layout.features.kind != "text":
         return {"x": x, "y": y}
     text, at = lay(np.column_stack([x, y]))
     return {"text": text, "at": at}
-
-
-def _add_test_only(packer: Packer, layout: Layout, files: Files) -> None:
-    """Add the clients of the test files where LEAF has split by users (-t user)."""
-    for file, clients in files.each_test("Packing test users"):
-        for user, samples in clients.items():
-            if len(samples.y):
-                arrays = _arrays(
-                    _fitted(NOTHING, layout, user, file),
-                    _fitted(samples, layout, user, file),
-                    layout,
-                )
-                packer.add_test_only(user, arrays, (0, len(samples.y)))
 
 
 def _refuse_half_split(train_file: dict[str, Path], test_file: dict[str, Path]) -> None:

@@ -3,14 +3,13 @@
     {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}
 
 The parser hands over each client's ``x`` and ``y`` as soon as it has read them, and they become
-arrays at once: besides the text of the file, only one client at a time is a tree of Python
+arrays at once: except for the text of the file, only one client at a time is a tree of Python
 objects. 784 numbers are an image of 28 x 28 (as FEMNIST's), any other count is a vector, and
 80 characters are a window of text (as Shakespeare's).
 """
 
 import json
 import re
-import zlib
 from collections import Counter, deque
 from itertools import chain
 from pathlib import Path
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.source_files import read_content
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode
-from fedmom.data.unpacking import read_gzip
 
 SIDE = 28
 IMAGE_CLASSES = 62  # FEMNIST's: digits, capitals, small letters
@@ -126,10 +125,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _text(path: Path) -> str:
-    try:
-        content = read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise refusal(path, f"the file cannot be read ({error}).") from None
+    content = read_content(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -241,8 +237,8 @@ def _numbers(values: list[Any], what: str, width: int) -> NDArray[np.float64]:
     for kind in set(map(type, values)) - {int, float}:
         number = next(i for i, value in enumerate(values) if type(value) is kind)
         raise FedMomError(
-            f"{what.format(number // width)} has {_KINDS.get(kind, 'an object')} in the place of"
-            " a number."
+            f"{what.format(number // width)} has {_KINDS.get(kind, 'an object')} instead of a"
+            " number."
         )
     try:
         numbers = np.array(values, np.float64)

@@ -1,18 +1,16 @@
 """MNIST's idx files: images and labels without users, so a partition makes the clients."""
 
-import gzip
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.bounds import Seed
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Seed
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
-from fedmom.data.unpacking import read_gzip
+from fedmom.data.source_files import read_content
 
 # (images, labels) of the official training rows, then of the official test rows.
 FILES = (
@@ -24,7 +22,7 @@ _UNSIGNED_BYTE = 8
 
 
 def is_idx(path: Path) -> bool:
-    """Tell whether a path is one of MNIST's idx files, or a folder that has one."""
+    """Return whether a path is one of MNIST's idx files, or a folder that has one."""
     if path.is_dir():
         return any(_find(path, name) for name in _NAMES)
     return path.is_file() and path.name.removesuffix(".gz") in _NAMES
@@ -75,7 +73,7 @@ def _read(folder: Path, name: str, dimensions: int) -> NDArray[Any]:
             f"{folder} has no {name} and no {name}.gz. MNIST is four files in one folder:"
             f" {', '.join(_NAMES)}."
         )
-    content = _content(path)
+    content = read_content(path)
     magic = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
     head = 4 + 4 * dimensions
     if content[:4] != magic or len(content) < head:
@@ -93,12 +91,3 @@ def _read(folder: Path, name: str, dimensions: int) -> NDArray[Any]:
             " short or damaged; fetch it again."
         )
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FedMomError(f"{path} is a torn gzip file ({error}). Fetch it again.") from None
-    except OSError as error:
-        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fedmom.core.bounds import MOST, Between, Seed
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import MOST, Between, Seed
 from fedmom.data.federated import Features, FederatedData, Split
 
 WINDOW = 80
@@ -42,14 +42,12 @@ def shakespeare(
     Of all roles, ``roles`` are drawn with ``seed``, and each keeps its first ``samples``
     samples (0: all). A role too short for LEAF's split has no test sample and is left out.
     """
-    if roles < 0 or samples < 0 or seed < 0:
-        raise FedMomError("shakespeare: roles, samples and seed are 0 or more (0 roles: all).")
     end = samples + WINDOW if samples else None
     texts = {user: text[:end] for user, text in speeches().items()}
     texts = {u: t for u, t in texts.items() if split_sizes(len(t) - WINDOW)[1] > 0}
     if not texts:
         raise FedMomError(
-            f"shakespeare: samples={samples} leaves no role a test sample. Take 800 or more."
+            f"shakespeare: samples={samples} leaves no role a test sample. Use at least 800."
         )
     users = list(texts)
     if roles > len(users):
@@ -124,7 +122,7 @@ def _plays() -> list[Path]:
 def _spoken(play: str) -> Iterator[tuple[str, str]]:
     """Yield (role, words) for each stretch of speech in a play's Markdown.
 
-    A paragraph begins with its speaker in bold, or goes on with the last speaker's words
+    A paragraph begins with its speaker in bold, or continues the last speaker's words
     after a stage direction. Nobody has spoken yet at the head of a scene.
     """
     role = None
@@ -144,7 +142,7 @@ def _spoken(play: str) -> Iterator[tuple[str, str]]:
 
 
 def _goes_on(paragraph: str) -> bool:
-    """Tell a speech that goes on from a direction, a title or the order of a procession."""
+    """Return whether a paragraph is speech: no direction, title or order of a procession."""
     return not (
         paragraph.isupper() or _ENUMERATED.match(paragraph) or _DIRECTION.fullmatch(paragraph)
     )

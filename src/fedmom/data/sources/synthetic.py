@@ -4,8 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedmom.core.bounds import Between, Seed, check_memory
-from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Between, Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split
 
 DIMENSION, CLASSES = 60, 10
@@ -29,17 +28,10 @@ def synthetic(
     Know that u_k moves all logits of a sample alike, so that α changes no label: clients
     differ by their own draw of W_k, whatever α is. So it was published, and so it is here.
     """
-    if not (0 <= alpha <= WIDEST and 0 <= beta <= WIDEST):
-        raise FedMomError(f"synthetic: alpha={alpha:g}, beta={beta:g} are not in [0, {WIDEST:g}].")
-    if not 1 <= clients <= MOST_CLIENTS or seed < 0:
-        raise FedMomError(
-            f"synthetic: clients={clients} is not between 1 and {MOST_CLIENTS:,}, or seed={seed} is"
-            " below 0."
-        )
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(4, 2, clients).astype(np.int64) + 50
     room = int(sizes.sum()) * DIMENSION * 4
-    check_memory(f"synthetic:clients={clients}", room, "Take fewer clients.")
+    check_memory(f"synthetic:clients={clients}", room, "Use fewer clients.")
     scale = np.sqrt(np.arange(1, DIMENSION + 1) ** -1.2)
     x = np.empty((sizes.sum(), DIMENSION), np.float32)
     y = np.empty(len(x), np.uint8)

@@ -1,20 +1,18 @@
-"""Tables of a user's own: a pandas DataFrame, a CSV file, a Parquet file."""
+"""Tables: a pandas DataFrame, a CSV file, a Parquet file."""
 
 import contextlib
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fedmom.core.bounds import Seed, check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.data.cache import cached, file_identity
-from fedmom.data.columns import SMALLER, Table, import_arrow
+from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.save import save_store
-from fedmom.data.tables import Names, from_table, listed
-from fedmom.data.unpacking import check_ratio
+from fedmom.data.rows.assembly import Division
+from fedmom.data.rows.columns import SMALLER, Names, Table, from_table, import_arrow, listed
+from fedmom.data.source_files import check_ratio, file_identity, said
+from fedmom.data.store.writer import cached, save_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +46,7 @@ def from_csv(
         test: The column that says which rows are for testing: true or false, 1 or 0, test or
             train.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
 
@@ -72,9 +70,7 @@ def from_csv(
         client=client,
         features=wanted,
         test=test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
     )
 
@@ -100,7 +96,7 @@ def from_parquet(
         features: The columns of inputs; or one column of lists of numbers, all of one length.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
 
@@ -121,9 +117,7 @@ def from_parquet(
         client=client,
         features=features,
         test=test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
     )
 
@@ -150,7 +144,7 @@ def from_dataframe(
         features: The columns of inputs. By default all other columns.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
-        partition: In place of ``client``: how rows are dealt to clients.
+        partition: Instead of ``client``: how rows are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
         name: What the data is called in messages, tables and figures.
@@ -172,7 +166,7 @@ def from_dataframe(
         try:
             return pa.chunked_array([pa.array(frame[column], from_pandas=True)])
         except (pa.ArrowException, TypeError) as error:
-            raise FedMomError(f"{name}: column {column!r} cannot be read: {_said(error)}") from None
+            raise FedMomError(f"{name}: column {column!r} cannot be read: {said(error)}.") from None
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.rename(columns=str)
@@ -182,15 +176,13 @@ def from_dataframe(
         client=client,
         features=features,
         test=test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        division=Division(test_fraction, partition, seed),
         task=task,
     )
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether a path is that of a CSV or Parquet file."""
+    """Return whether a path is that of a CSV or Parquet file."""
     return path.name.lower().endswith((*CSV, *PARQUET))
 
 
@@ -218,11 +210,12 @@ def load_table(
         "task": task,
         "partition": partition,
     }
-
-    def pack(folder: Path) -> None:
-        save_store(read(path, **options), folder, {"files": file_identity([path]), **options})
-
-    return cached(path.stem, ["table", READER, file_identity([path]), options], pack)
+    files = file_identity([path])
+    return cached(
+        path.stem,
+        ["table", READER, files, options],
+        lambda folder: save_store(read(path, **options), folder, {"files": files, **options}),
+    )
 
 
 def _csv(path: Path, wanted: list[str] | None, client: str | None) -> Table:
@@ -269,7 +262,7 @@ def _parquet(path: Path) -> Table:
         with _readable(path, pa):
             _check_values(path, file.metadata, name)
             column = file.read([name], use_threads=False).column(name)
-            column.validate(full=True)  # texts that are no UTF-8, places outside a dictionary
+            column.validate(full=True)  # texts that are not UTF-8, places outside a dictionary
         if len(column) != rows:
             raise FedMomError(f"{path.name}: column {name!r} has {len(column)} of {rows} rows.")
         return column
@@ -318,10 +311,4 @@ def _readable(path: Path, pa: Any) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
             raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-        raise FedMomError(f"{path} cannot be read: {_said(error)}") from None
-
-
-def _said(error: Exception) -> str:
-    """Return what a library says, in one short line: it may put a file's bytes into it."""
-    text = textwrap.shorten(str(error) or type(error).__name__, 300)
-    return text if text.endswith(".") else f"{text}."
+        raise FedMomError(f"{path} cannot be read: {said(error)}.") from None

@@ -1,21 +1,21 @@
-"""Plain text of a user's own, for character models: a text per client, or texts to be dealt."""
+"""Plain text for character models: a text per client, or texts to be dealt."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.core.bounds import Seed, check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.data.assembly import check_division
-from fedmom.data.cache import cached, file_identity
+from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split, aligned
-from fedmom.data.ids import Owners, owners
-from fedmom.data.partition import dealt
-from fedmom.data.save import save_store
-from fedmom.data.values import as_array, numbers_or_texts
+from fedmom.data.partition import client_names, dealt
+from fedmom.data.rows.assembly import Division, Owners, owners
+from fedmom.data.rows.values import as_array, numbers_or_texts
+from fedmom.data.source_files import file_identity, read_text
+from fedmom.data.store.writer import cached, save_store
 
 WINDOW = 80
 BETWEEN = "\n"  # the texts of one client
@@ -45,7 +45,7 @@ def from_texts(
             ``window - 1`` samples before it are left out, so that no test window shares a
             character with a training window (LEAF's rule). A text too short for that is all
             for training.
-        partition: In place of ``client_ids``, for a list or files ``any.txt``: how whole texts are
+        partition: Instead of ``client_ids``, for a list or files ``any.txt``: how whole texts are
             dealt to clients, ``iid:clients=10`` or ``quantity``.
         seed: The seed of ``partition``.
         name: What the data is called. By default the folder's name, or "texts".
@@ -59,7 +59,7 @@ def from_texts(
         (['ann', 'bob'], [79, 70], ' adeginost')
     """
     if window < 1:
-        raise FedMomError(f"texts: window={window} must be 1 or more.")
+        raise FedMomError(f"texts: window={window} must be at least 1.")
     ids = None if client_ids is None else as_array("texts: client ids", client_ids)
     if isinstance(texts, str | Path):
         top = user_path(str(texts), "folder")
@@ -70,13 +70,13 @@ def from_texts(
         if ids is not None:
             raise FedMomError(f"{name}: a mapping has clients already. Leave client_ids out.")
         texts, ids = list(texts.values()), np.array(list(texts), object)
-    check_division(name, ids is not None, False, test_fraction, partition, seed)
+    Division(test_fraction, partition, seed).check(name, ids=ids is not None)
     joined = _joined(name, list(texts), ids, partition, seed)
     return _windows(name, joined, window, test_fraction)
 
 
 def is_texts(path: Path) -> bool:
-    """Tell whether a path is a folder of .txt files, or of folders of them."""
+    """Return whether a path is a folder of .txt files, or of folders of them."""
     return path.is_dir() and bool(_files(path))
 
 
@@ -89,15 +89,17 @@ def load_texts(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of texts; the first time it is packed, later only mapped."""
-
-    def pack(folder: Path) -> None:
-        data = from_texts(
-            path, window=window, test_fraction=test_fraction, seed=seed, partition=partition
-        )
-        save_store(data, folder, {"folder": str(path)})
-
-    options = [window, test_fraction, seed, partition]
-    return cached(path.name, ["texts", READER, file_identity(_files(path)), options], pack)
+    options: dict[str, Any] = {
+        "window": window,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "partition": partition,
+    }
+    return cached(
+        path.name,
+        ["texts", READER, file_identity(_files(path)), [*options.values()]],
+        lambda folder: save_store(from_texts(path, **options), folder, {"folder": str(path)}),
+    )
 
 
 def _files(top: Path) -> list[Path]:
@@ -113,7 +115,7 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
     """Return the texts of a folder, and the clients that its files or folders stand for."""
     files = _files(top) if top.is_dir() else []
     if not files:
-        raise FedMomError(f"{top} is no folder with .txt files, or with folders of them.")
+        raise FedMomError(f"{top} is not a folder with .txt files, or with folders of them.")
     in_folders = {file.parent != top for file in files}
     if len(in_folders) > 1:
         raise FedMomError(
@@ -121,22 +123,11 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
             " client, or client/any.txt."
         )
     size = sum(file.stat().st_size for file in files)
-    check_memory(str(top), 8 * size, "Take fewer files.")
-    texts = [_read(file) for file in files]
+    check_memory(str(top), 8 * size, "Use fewer files.")
+    texts = [read_text(file).replace("\r\n", "\n") for file in files]
     if in_folders == {True}:
         return texts, numbers_or_texts([file.parent.name for file in files])
     return texts, numbers_or_texts([file.stem for file in files]) if as_clients else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise FedMomError(
-            f"{file}: the byte at place {error.start} is not UTF-8. Save the text as UTF-8."
-        ) from None
-    except OSError as error:
-        raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def _joined(
@@ -151,7 +142,7 @@ def _joined(
     if ids is None:
         assert partition is not None
         rows = dealt(partition, None, np.zeros(len(texts), bool), seed)
-        clients = Owners([f"client{k}" for k in range(int(rows.max()) + 1)], rows)
+        clients = Owners(client_names(rows), rows)
     else:
         clients = owners(name, ids)
     if len(clients.rows) != len(texts):
@@ -174,7 +165,7 @@ def _windows(
         if len(own) <= window:
             raise FedMomError(
                 f"{name}: the text of client {user!r} has {len(own)} characters, and a sample has"
-                f" window={window} and the one after. Take a smaller window, or leave it out."
+                f" window={window} and the one after. Use a smaller window, or leave it out."
             )
     used = np.zeros(CODES, bool)
     for own in codes:

@@ -5,13 +5,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.core.bounds import check_memory
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import track
-from fedmom.data.assembly import check_division
+from fedmom.core.validation import check_memory
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import Division
+from fedmom.data.rows.values import COUNTED
 from fedmom.data.sources.arrays import from_arrays
-from fedmom.data.values import COUNTED
 
 
 class Pairs(Protocol):
@@ -45,7 +45,7 @@ def from_torch(
         client_ids: The client of every item. Leave it out to make clients by ``partition``.
         is_test: As for ``from_arrays``, and so are the others.
         test_fraction: The share of every client's items that is drawn for testing.
-        partition: In place of ``client_ids``: how items are dealt to clients.
+        partition: Instead of ``client_ids``: how items are dealt to clients.
         seed: The seed of ``test_fraction`` and ``partition``.
         task: What the labels are, where it does not show.
         name: What the data is called. By default the dataset's class.
@@ -60,9 +60,8 @@ def from_torch(
         ([2, 1], ('no', 'yes'))
     """
     name = name or type(dataset).__name__
-    check_division(
-        name, client_ids is not None, is_test is not None, test_fraction, partition, seed
-    )
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=client_ids is not None, marked=is_test is not None)
     try:
         count = len(dataset)
     except TypeError:
@@ -77,7 +76,7 @@ def from_torch(
     for row in track(range(count), f"reading {name}", total=count):
         value, label = _item(name, dataset[row], row)
         if x is None:
-            check_memory(name, count * value.nbytes, "Take fewer items or smaller inputs.")
+            check_memory(name, count * value.nbytes, "Use fewer items or smaller inputs.")
             x = np.empty((count, *value.shape), value.dtype)
         if value.shape != x.shape[1:] or value.dtype != x.dtype:
             raise FedMomError(
@@ -92,9 +91,7 @@ def from_torch(
         y,
         client_ids,
         is_test=is_test,
-        test_fraction=test_fraction,
-        partition=partition,
-        seed=seed,
+        **division._asdict(),
         task=task,
         name=name,
     )

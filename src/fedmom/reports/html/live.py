@@ -1,5 +1,7 @@
-"""The page of a run that goes on, served to browsers on this machine only."""
+"""The page of a run in progress, served to browsers on this machine only."""
 
+import contextlib
+import socket
 import sys
 import threading
 import time
@@ -9,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html.build import content, render, to_json
-from fedmom.reports.html.connections import Connections
-from fedmom.reports.html.sections import Section
+from fedmom.reports.html import Section
+from fedmom.reports.html.render import content, render, to_json
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
@@ -20,11 +21,13 @@ SECONDS_TO_SEND = 120.0  # a page of some megabytes, perhaps through a slow tunn
 # Reading the logs of a large sweep takes time; looking on must not slow training down.
 SECONDS_KEPT = 1.0
 SHARE_OF_TIME = 0.1
+MOST = 32  # connections open at once
+SECONDS_TO_ASK = 10.0  # for a whole request
 
 
 @dataclass(frozen=True)
 class View:
-    """The page at one moment, and how the run is getting on: a word and a sentence."""
+    """The page at one moment, and the status of the run: a word and a sentence."""
 
     title: str
     about: str
@@ -34,7 +37,7 @@ class View:
 
 
 class Source:
-    """Looks at the run when asked, but not more often than is cheap; all who ask share it."""
+    """Reads the run when asked, but no more often than is cheap; all requests share the result."""
 
     def __init__(self, look: Callable[[], View]) -> None:
         self._look = look
@@ -53,6 +56,58 @@ class Source:
             return self._view
 
 
+class Connections:
+    """Open connections, and which of them have not asked for anything yet.
+
+    A connection that sends its request slowly or never is closed after ``SECONDS_TO_ASK``, or when
+    another one needs its place.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._silent: dict[socket.socket, float] = {}  # with their deadlines, oldest first
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Accept a new connection, instead of a silent one if there are too many."""
+        with self._lock:
+            if len(self._open) >= MOST and not self._drop_oldest():
+                return False
+            self._open.add(connection)
+            self._silent[connection] = time.monotonic() + SECONDS_TO_ASK
+            return True
+
+    def has_asked(self, connection: socket.socket) -> None:
+        """Note that the whole request has arrived: the answer may take longer."""
+        with self._lock:
+            self._silent.pop(connection, None)
+
+    def closed(self, connection: socket.socket) -> None:
+        """Forget a connection."""
+        with self._lock:
+            self._open.discard(connection)
+            self._silent.pop(connection, None)
+
+    def drop_late(self) -> None:
+        """Close those whose request is overdue."""
+        with self._lock:
+            while self._silent and next(iter(self._silent.values())) <= time.monotonic():
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> bool:
+        if not self._silent:
+            return False
+        oldest = next(iter(self._silent))
+        del self._silent[oldest]
+        self._open.discard(oldest)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and ends
+        return True
+
+
 class PageServer(ThreadingHTTPServer):
     """Serves the page, and its news as JSON, until it is shut down."""
 
@@ -65,7 +120,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, if there is room for one."""
+        """Answer in a new thread, if there is room for one."""
         if self.connections.admit(request):
             super().process_request(request, client_address)
         else:
@@ -77,11 +132,11 @@ class PageServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Look after the connections, between requests."""
+        """Close overdue connections, between requests."""
         self.connections.drop_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away."""
+        """Ignore browsers that disconnect."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -92,7 +147,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 def open_server(look: Callable[[], View], port: int | None) -> PageServer:
-    """Return a server at the port, or, if none is named, at the usual one or any free one."""
+    """Return a server at the port; without one, at the usual port or any free one."""
     try:
         return PageServer(look, USUAL_PORT if port is None else port)
     except (OSError, OverflowError) as error:
@@ -109,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.connections.has_asked(self.connection)
-        # A page elsewhere can point a name of its own to this machine; it is not let in. Nor is
-        # a request with two names, of which others might believe the second.
+        # Refuse host names that a foreign page points to this machine (DNS rebinding), and
+        # requests with two names, of which a proxy might believe the second.
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].partition(":")[0].lower() not in NAMES:
             self.send_error(403, "Only for browsers on this machine")
@@ -124,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a line every two seconds helps nobody."""
+        """Log nothing: a line every two seconds helps nobody."""
 
     def _send_page(self) -> None:
         try:

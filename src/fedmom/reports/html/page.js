@@ -243,7 +243,7 @@
     setTheme(ownTheme());
   });
 
-  // ---- news of a run that goes on
+  // ---- news of a run in progress
 
   const shape = (where) => [...where.querySelectorAll("nav a, h2, section > *, h4")]
     .map((e) => [e.id, e.className, /^[AH]/.test(e.tagName) && e.textContent]).join("\n");
@@ -294,7 +294,7 @@
     try {
       news = await (await fetch("data.json", { cache: "no-store" })).json();
     } catch {
-      tell("lost", "fedmom watch does not answer, so nothing new arrives. Start it again to go on.");
+      tell("lost", "fedmom watch does not answer, so nothing new arrives. Start it again to see more.");
       return;
     }
     tell(news.state, news.text);

@@ -13,12 +13,17 @@ class Job(NamedTuple):
         clients: Their numbers.
         foreign: Those of them whose states this actor does not hold, or no longer rightly.
         states: The states of the foreign ones that have any, as named arrays.
+        cohort: How many clients the whole run usually asks at once, so that calls hold as many
+            clients as they do on one machine.
+        sums: Whether to add up the clients' replies, where the rule allows it.
     """
 
     round: int
     clients: list[int]
     foreign: list[int]
     states: dict[str, Any]
+    cohort: int
+    sums: bool
 
 
 class ActorReply(NamedTuple):

@@ -9,7 +9,7 @@ from fedmom.data.federated import FederatedData
 from fedmom.runtimes.cluster.actor_pool import ActorPool, PooledActor
 from fedmom.runtimes.cluster.balance import Speed
 from fedmom.runtimes.cluster.errors import losses, unwrapped
-from fedmom.runtimes.cluster.handover import Store
+from fedmom.runtimes.cluster.shipping import Store
 
 ALL_WITHIN = 30.0  # seconds to wait for all actors, once one is ready
 ONE_WITHIN = 180.0  # seconds to wait for the first

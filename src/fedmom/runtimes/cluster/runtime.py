@@ -11,19 +11,20 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.runtimes import questions
-from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot, Workload
-from fedmom.runtimes.cluster import connect, handover
+from fedmom.runtimes import in_flight
+from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
+from fedmom.runtimes.client_states import ClientStates
+from fedmom.runtimes.cluster import connect, shipping
 from fedmom.runtimes.cluster.actor import ActorReply, Job
 from fedmom.runtimes.cluster.actor_pool import pool_of
 from fedmom.runtimes.cluster.balance import Speed, deal
 from fedmom.runtimes.cluster.errors import losses, unwrapped
 from fedmom.runtimes.cluster.run_actors import RunActor, RunActors
-from fedmom.runtimes.questions import Question
+from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
-from fedmom.runtimes.states import ClientStates
 
 OnLoss = Literal["redo", "drop"]
 ROWS = 8  # clients in a job whose replies are sent one by one
@@ -60,7 +61,7 @@ class RayRuntime:
     with an actor.
 
     Args:
-        workload: The data, the model, the work, the method and the seed.
+        workload: What is run.
         address: ``host:port`` of the cluster, or ``auto``; by default Ray is started on this
             machine, unless RAY_ADDRESS is set.
         actors: How many actors; by default as many as the cluster has room for, also when
@@ -68,8 +69,15 @@ class RayRuntime:
         cpus: CPUs of each actor.
         on_loss: What becomes of the clients of an actor that is lost: ``redo`` asks them again,
             once; ``drop`` counts them as failed.
-        sums: Let each actor add up its clients' updates, where the rule is a sum.
+        sums: Let each actor add up its clients' updates, where nothing needs them one by one.
+
+    Examples:
+        >>> import fedmom
+        >>> def on_the_cluster(workload: fedmom.Workload) -> fedmom.RayRuntime:
+        ...     return fedmom.RayRuntime(workload, address="auto", actors=8)
     """
+
+    runs_method = True
 
     def __init__(
         self,
@@ -79,27 +87,29 @@ class RayRuntime:
         actors: int | None = None,
         cpus: int = 1,
         on_loss: OnLoss = "redo",
-        sums: bool = False,
+        sums: bool = True,
     ) -> None:
         for name, value in (("actors", actors), ("cpus", cpus)):
             if value is not None and value < 1:
-                raise FedMomError(f"{name}={value} is not 1 or more.")
+                raise FedMomError(f"{name}={value} must be at least 1.")
         if on_loss not in ("redo", "drop"):
-            raise FedMomError(f"on_loss={on_loss} is neither redo nor drop.")
+            raise FedMomError(f"on_loss={on_loss} must be redo or drop.")
         self._ray = connect.connect(address)
         from ray import cloudpickle
 
-        self._data, self._work, self._client = workload.data, workload.local_work, workload.client
-        self._on_loss = on_loss
-        program = handover.program_of(workload, sums=sums)
-        self._sums = program.rule is not None
+        self.workload = workload
+        self._data, self._work = workload.data, workload.work
+        self._client = workload.method.client
+        self._on_loss, self._may_sum, self._sums = on_loss, sums, False
+        self._cohort = 0
+        program = shipping.program_of(workload)
         self._actors = RunActors(
             self._ray,
             pool_of(self._ray, cpus),
             uuid.uuid4().hex,
             cloudpickle.dumps(program),
-            handover.store_of(workload.data),
-            handover.without_names(workload.data),
+            shipping.store_of(workload.data),
+            shipping.without_names(workload.data),
             actors,
         )
         self._plans = Scorer(workload.model, workload.data, {})
@@ -110,13 +120,26 @@ class RayRuntime:
         self._sent: dict[Any, _Sent] = {}
         self._arrived: deque[_Arrived] = deque()
 
+    def prepare(self, cohort: int, *, sums: bool) -> None:
+        """Note what a run will look like.
+
+        Args:
+            cohort: How many clients are usually asked at once.
+            sums: Whether actors may add up their clients' replies.
+        """
+        self._cohort, self._sums = cohort, sums and self._may_sum
+
+    def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> Sequence[int]:  # noqa: ARG002
+        """Return nothing: which actor answers first is not known."""
+        return ()
+
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Send the clients to the actors."""
         if len(clients):
             self._send(Question(round_, deque(clients.tolist()), broadcast))
 
     def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
-        """Yield replies as they come, until nobody is left who was asked."""
+        """Yield replies as they come, until every asked client has answered or failed."""
         while self._sent or self._arrived:
             if not self._arrived and not self._receive(timeout):
                 return
@@ -170,14 +193,14 @@ class RayRuntime:
 
     def snapshot(self) -> Snapshot:
         """Return the states of the clients seen so far, and who was asked with what."""
-        return Snapshot(self._states.tensors() | questions.pack(self._committed))
+        return Snapshot(self._states.tensors() | in_flight.pack(self._committed))
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Go on from a snapshot."""
+        """Resume from a snapshot."""
         self.cancel()
         self._states.load(snapshot.tensors, broadcast)
         self._homes.clear()
-        for question in questions.unpack(snapshot.tensors, broadcast):
+        for question in in_flight.unpack(snapshot.tensors, broadcast):
             self._send(question)
         self.commit()
 
@@ -225,12 +248,14 @@ class RayRuntime:
 
     def _submit(self, sent: _Sent) -> None:
         foreign = [c for c in sent.clients if self._homes.pop(c, None) is not sent.actor]
-        job = Job(sent.question.round, sent.clients, foreign, self._states.tensors_of(foreign))
+        states = self._states.tensors_of(foreign)
+        cohort = self._cohort or len(sent.question.clients)
+        job = Job(sent.question.round, sent.clients, foreign, states, cohort, self._sums)
         run = sent.actor.handle.run
         self._sent[run.remote(self._actors.run, job, sent.broadcast)] = sent
 
     def _receive(self, timeout: float | None) -> bool:
-        """Wait for the next job that is done; tell whether one came in time."""
+        """Wait for the next job that is done; return whether one came in time."""
         done, _ = self._ray.wait(list(self._sent), timeout=timeout)
         for ref in done:
             sent = self._sent.pop(ref)
@@ -290,21 +315,6 @@ class RayRuntime:
         except self._ray.exceptions.RayTaskError as error:
             raise unwrapped(error) from None
         return scores
-
-
-def ray(
-    workload: Workload,
-    *,
-    address: str | None = None,
-    actors: int | None = None,
-    cpus: int = 1,
-    on_loss: OnLoss = "redo",
-    sums: bool = False,
-) -> RayRuntime:
-    """Clients on a Ray cluster, or on actors of this machine."""
-    return RayRuntime(
-        workload, address=address, actors=actors, cpus=cpus, on_loss=on_loss, sums=sums
-    )
 
 
 def _of_clients(states: dict[str, NDArray[Any]], clients: list[int]) -> dict[str, NDArray[Any]]:

@@ -1,24 +1,22 @@
 """What an actor does for one run: its clients' work, their sum, and their evaluation."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from numpy.typing import NDArray
 
-from fedmom.algorithms.base import Algorithm, Rule, norms
+from fedmom.algorithms.base import Rule, unchanged
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Scores
 from fedmom.runtimes.cluster.actor import Job
-from fedmom.runtimes.cluster.handover import Program, Store, loaded, opened
+from fedmom.runtimes.cluster.shipping import Program, Store, loaded, opened
 from fedmom.runtimes.local import LocalRuntime
+from fedmom.runtimes.sums import AT_ONCE, RunningSum, compiled_add, norms
 
-_norms = jax.jit(norms)
-AT_ONCE = 8  # blocks that are added up in one call, which costs Python more than XLA
+_add = compiled_add(unchanged)
 
 
 class Worker:
@@ -26,17 +24,7 @@ class Worker:
 
     def __init__(self, program: Program, data: Any, workers: int) -> None:
         self._rule = program.rule
-        # The client has its stages in it already, so the method here is a client and no more.
-        method = Algorithm(optax.identity(), client=program.client)
-        self._local = LocalRuntime(
-            data,
-            program.model,
-            program.work,
-            method,
-            seed=program.seed,
-            workers=workers,
-            cohort=program.cohort,
-        )
+        self._local = LocalRuntime(program.workload(data), workers=workers)
 
     @classmethod
     def opened(cls, program: bytes, data: Any, workers: int) -> "Worker | None":
@@ -52,17 +40,18 @@ class Worker:
         sent = jax.device_put(broadcast, jax.devices()[0])
         states.drop(job.foreign)
         states.take(job.states, sent)
+        self._local.prepare(job.cohort, sums=False)
         self._local.ask(job.round, np.array(job.clients), sent)
-        total = _Sum(self._rule)
+        collected = _Collected(self._rule if job.sums else None)
         try:
             for block in self._local.replies():
-                total.add(block)
+                collected.add(block)
                 if cancelled():
                     break
         finally:
             self._local.cancel()
         states.commit()  # what counts, the driver decides
-        return total.blocks(), states.tensors_of(job.clients)
+        return collected.blocks(), states.tensors_of(job.clients)
 
     def evaluate(
         self,
@@ -82,69 +71,63 @@ class Worker:
         self._local.close()
 
 
-class _Sum:
-    """Adds up the replies of an actor's clients, where a rule allows it.
+class _Collected:
+    """The replies of an actor's clients, added up where a rule allows it.
 
-    A client whose numbers are not finite keeps a row of its own, so that it can be told from
-    the others, and so do all where there is no such rule.
+    A client whose numbers are not finite keeps its own row, so that it can be told from the others,
+    and so do all where there is no such rule.
     """
 
     def __init__(self, rule: Rule | None) -> None:
         self._rule = rule
         self._apart: list[Block] = []
-        self._clients: list[NDArray[np.int64]] = []
-        self._samples: list[NDArray[np.int64]] = []
-        self._total: Any = None
-        self._waiting: list[Any] = []  # to be added up
-        self._version = 0
+        self._summed: list[Block] = []
+        self._sum = RunningSum(_add, AT_ONCE)
 
     def add(self, block: Block) -> None:
         if self._rule is None or not _all_float(block.update):
             self._apart.append(_as_numpy(block))
             return
         norm = block.metrics.get("norm")
-        norm = _norms(block.update) if norm is None else norm
-        loss = block.metrics["loss"]
-        good = np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
+        norm = norms(block.update) if norm is None else norm
+        good = np.isfinite(np.asarray(block.metrics["loss"])) & np.isfinite(np.asarray(norm))
         if not good.all():
             self._apart.append(_as_numpy(_rows(block, ~good)))
             block = _rows(block, good)
-        if not len(block.clients):
-            return
-        weights = np.asarray(self._rule.weigh(block.samples), np.float32)
-        self._waiting.append((weights, (block.update, block.metrics["loss"])))
-        if len(self._waiting) == AT_ONCE:
-            self._total = _added(self._total, self._waiting)
-            self._waiting = []
-        self._clients.append(block.clients)
-        self._samples.append(block.samples)
-        self._version = block.version
+        if len(block.clients):
+            weights = np.asarray(self._rule.weigh(block.samples), np.float32)
+            self._sum.take(block.update, block.metrics["loss"], weights)
+            self._summed.append(block._replace(update=None))
 
     def blocks(self) -> list[Block]:
         """Return one row for all that were added up, and the others."""
-        if not self._clients:
+        if not self._summed:
             return self._apart
-        for rows in self._waiting:  # one by one: every number of them would be compiled
-            self._total = _added(self._total, [rows])
-        self._waiting = []
-        clients, samples = np.concatenate(self._clients), np.concatenate(self._samples)
         assert self._rule is not None
-        update, loss, norm = jax.tree.map(
-            np.asarray, _mean(self._total, np.float32(self._rule.weigh(samples).sum()))
-        )
-        whole = Block(
-            clients,
-            update,
-            samples,
-            {"loss": loss, "norm": norm},
-            self._version,
-            np.array([len(clients)]),
-        )
+        total, rows = self._sum.finish()
+        if rows.updates:
+            total = _add(total, rows)
+        clients = np.concatenate([block.clients for block in self._summed])
+        samples = np.concatenate([block.samples for block in self._summed])
+        weights = self._rule.weigh(samples)
+        update, loss, norm = jax.tree.map(np.asarray, _mean(total, np.float32(weights.sum())))
+        metrics = {"loss": loss, "norm": norm} | self._metrics(weights)
+        version, members = self._summed[0].version, np.array([len(clients)])
+        whole = Block(clients, update, samples, metrics, version, members)
         return [whole, *self._apart]
+
+    def _metrics(self, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return the weighted means of what else the clients report."""
+        names = [n for n in self._summed[0].metrics if n not in ("loss", "norm")]
+        whole = {
+            name: np.concatenate([np.asarray(b.metrics[name]) for b in self._summed])
+            for name in names
+        }
+        return {n: np.array([weights @ values / weights.sum()]) for n, values in whole.items()}
 
 
 def _all_float(update: Params) -> bool:
-    """Tell whether means of updates are updates: of whole numbers they are not."""
+    """Return whether means of updates are updates: of whole numbers they are not."""
     return all(leaf.dtype in (jnp.float32, jnp.float64) for leaf in jax.tree.leaves(update))
 
 
@@ -164,16 +147,7 @@ def _as_numpy(block: Block) -> Block:
 
 
 @jax.jit
-def _added(total: Any, blocks: Sequence[tuple[jax.Array, Any]]) -> Any:
-    """Return Σ a_k of (update, loss), added to a total if there is one."""
-    for weights, rows in blocks:
-        summed = jax.tree.map(partial(jnp.tensordot, weights, axes=1), rows)
-        total = summed if total is None else jax.tree.map(jnp.add, total, summed)
-    return total
-
-
-@jax.jit
 def _mean(total: Any, weight: jax.Array) -> Any:
     """Return the mean update with its loss and norm, as one row."""
-    update, loss = jax.tree.map(lambda leaf: (leaf / weight)[None], total)
+    update, loss = jax.tree.map(lambda leaf: (leaf / weight)[None], tuple(total))
     return update, loss, norms(update)

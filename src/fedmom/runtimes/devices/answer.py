@@ -51,7 +51,7 @@ def _do(message: Message, owner: Owner, began: float) -> RecordDict:
         return _describe(owner)
     task = message.content[wire.TASK]
     if not isinstance(task, ConfigRecord):
-        raise TypeError("the task is no record of settings")
+        raise TypeError("the task is not a record of settings")
     client = owner.open(task)
     if kind == MessageType.TRAIN:
         return _train(message.content, task, client, owner.say, began)
@@ -85,14 +85,15 @@ def _train(
     reply = RecordDict(
         {
             wire.UPDATE: wire.arrays_of(done.update),
-            wire.FACTS: MetricRecord({"loss": done.loss, "samples": done.samples}),
+            wire.FACTS: MetricRecord({**done.metrics, "samples": done.samples}),
         }
     )
+    more = "".join(f", {name}" for name in done.metrics if name != "loss")
     say(
         f"Round {round_ + 1}: asked to train ({_bytes(wire.size_of(content))} came). Took"
         f" {done.steps} steps on {done.samples} samples in {time.perf_counter() - began:.1f} s."
         f" Sent, in {_bytes(wire.size_of(reply))}: an update of the model, the loss"
-        f" {done.loss:.4g} and the number of samples."
+        f" {done.metrics['loss']:.4g}{more} and the number of samples."
     )
     return reply
 
@@ -127,7 +128,7 @@ def _evaluate(
 def _whole(task: ConfigRecord, name: str) -> int:
     value = task[name]
     if type(value) is not int:
-        raise TypeError(f"{name} is no whole number")
+        raise TypeError(f"{name} is not a whole number")
     return value
 
 

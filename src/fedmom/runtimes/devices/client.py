@@ -6,15 +6,15 @@ import jax
 import numpy as np
 
 from fedmom.algorithms import schedules
-from fedmom.algorithms.base import as_server
-from fedmom.algorithms.client import capacity
+from fedmom.algorithms.local_work import capacity
+from fedmom.algorithms.workload import Workload
 from fedmom.core.compilation import keep_programs
-from fedmom.core.prng import clients_key, init_key
+from fedmom.core.prng import clients_key
 from fedmom.core.types import Params
 from fedmom.data.batches import place, reader
-from fedmom.runtimes.base import Scores, Workload
-from fedmom.runtimes.devices.state import NEW, StateFolder
-from fedmom.runtimes.programs import ClientTask, compiled
+from fedmom.runtimes.base import Scores
+from fedmom.runtimes.client_programs import ClientTask, compiled
+from fedmom.runtimes.devices.state_folder import NEW, StateFolder
 from fedmom.runtimes.scoring import Scorer
 
 
@@ -22,7 +22,7 @@ class Trained(NamedTuple):
     """What a client sends back, and what it did for that."""
 
     update: Params
-    loss: float
+    metrics: dict[str, float]  # the loss, and what else the method's client reports
     samples: int
     steps: int
 
@@ -31,7 +31,7 @@ class DeviceClient:
     """A client on its own device.
 
     Args:
-        workload: The work. Its data has one client, this one.
+        workload: What is run. Its data has one client, this one.
         number: The client's number in the run.
         states: Where it keeps its state between rounds.
     """
@@ -43,15 +43,11 @@ class DeviceClient:
 
     def params_form(self) -> Params:
         """Return a tree like the model's parameters."""
-        return self._workload.model.init(init_key(self._workload.seed))
+        return self._workload.params()
 
     def broadcast_form(self) -> Any:
         """Return the shapes and types of what the server sends to be trained."""
-        params, algorithm = self.params_form(), self._workload.algorithm
-        if algorithm is None:
-            return params
-        server = as_server(algorithm.server)
-        return jax.eval_shape(lambda p: server.broadcast(p, server.init(p)), params)
+        return self._workload.broadcast_form()
 
     def train(self, round_: int, broadcast: Any, start: int = NEW, oldest: int = NEW) -> Trained:
         """Answer a round.
@@ -62,10 +58,10 @@ class DeviceClient:
             start: The round whose state the client starts from; NEW if it has none.
             oldest: The first round whose state may be asked for again.
         """
-        work, data = self._workload.local_work, self._workload.data
+        work, data = self._workload.work, self._workload.data
         first, size = int(data.train.start[0]), int(data.train.size[0])
         task = ClientTask(self._number, first, size, work.count(round_, size), round_)
-        client = self._workload.client
+        client = self._workload.method.client
         program = compiled(self._workload.model, reader(data.features), work, client, "one")
         state = self._state(broadcast, start)
         update, after, metrics = program(
@@ -80,19 +76,20 @@ class DeviceClient:
         if jax.tree.leaves(after):
             self._states.save(round_, jax.tree.map(lambda leaf: leaf[0], after), oldest)
         mine = jax.tree.map(lambda leaf: np.asarray(leaf[0]), update)
-        return Trained(mine, float(metrics["loss"][0]), size, int(task.steps))
+        numbers = {name: float(value[0]) for name, value in metrics.items() if name != "norm"}
+        return Trained(mine, numbers, size, int(task.steps))
 
     def evaluate(self, params: Params, split: str, budget: int, start: int = NEW) -> Scores:
-        """Evaluate a model on at most so many of the client's own samples."""
+        """Evaluate a model on at most ``budget`` of the client's own samples."""
         scorer = Scorer(self._workload.model, self._workload.data, self._arrays)
-        personal = self._workload.client.personal
+        personal = self._workload.method.client.personal
         if personal is not None:
             params = personal(params, self._state(params, start))
         return scorer(params, split, budget)
 
     def _state(self, broadcast: Any, start: int) -> Any:
         """Return the client's state; one that was deleted or never was is made new."""
-        fresh = self._workload.client.init(broadcast)
+        fresh = self._workload.method.client.init(broadcast)
         if start == NEW or not jax.tree.leaves(fresh):
             return fresh
         kept = self._states.load(start, fresh)

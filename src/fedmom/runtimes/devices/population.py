@@ -12,10 +12,10 @@ from typing import Any, get_args
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
-from fedmom.core.bounds import MOST
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
 from fedmom.core.types import Say
+from fedmom.core.validation import MOST
 from fedmom.data.federated import Features, FederatedData, Split, Task
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
 from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number

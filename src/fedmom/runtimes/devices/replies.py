@@ -1,5 +1,6 @@
-"""What devices send back, as the loop takes it: every number is looked at before it counts."""
+"""What devices send back, as the loop takes it: every number is checked before it counts."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -14,6 +15,8 @@ from fedmom.runtimes.devices.link import Answered
 from fedmom.runtimes.devices.wire import UnusableReplyError
 from fedmom.runtimes.scoring import cap
 
+MOST_METRICS = 100
+METRIC = r"(?!norm$)[A-Za-z][\w./-]{0,63}"  # the norm is measured by the server
 Sums = dict[str, float | list[float]]  # by metric, over a client's samples
 
 
@@ -33,16 +36,25 @@ def block(client: int, round_: int, answered: Answered, form: Params) -> Block:
         raise UnusableReplyError(answered.fault)
     update = wire.tree_of(answered.content, wire.UPDATE, form)
     samples = wire.number(answered.content, "samples", int)
-    loss = wire.number(answered.content, "loss", float)
+    metrics = _metrics(answered.content)
     if not 0 <= samples < 2**62:
         raise UnusableReplyError("it claims a number of samples that nobody has")
     return Block(
         clients=np.array([client]),
         update=jax.tree.map(lambda leaf: leaf[None], update),
         samples=np.array([samples]),
-        metrics={"loss": np.array([loss], np.float32)},
+        metrics={name: np.array([value], np.float32) for name, value in metrics.items()},
         version=round_,
     )
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    """Return the loss, and what else a device reports of its training."""
+    loss = wire.number(content, "loss", float)
+    names = [name for name in content.metric_records[wire.FACTS] if name not in ("loss", "samples")]
+    if len(names) > MOST_METRICS or not all(re.fullmatch(METRIC, name) for name in names):
+        raise UnusableReplyError("it reports too many metrics, or names that no metric has")
+    return {"loss": loss} | {name: wire.number(content, name, float) for name in names}
 
 
 def taken(sizes: Clients, budget: int | None) -> Clients:

@@ -9,17 +9,17 @@ import jax
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 
-from fedmom.algorithms.base import encoded
-from fedmom.algorithms.client import LOCAL_TRAINING
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot, Workload
+from fedmom.runtimes import in_flight
+from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
+from fedmom.runtimes.devices.options import DeviceOptions, checked
 from fedmom.runtimes.devices.population import DeviceData
 from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
-from fedmom.runtimes.devices.state import NEW
-from fedmom.runtimes.devices.terms import terms
+from fedmom.runtimes.devices.state_folder import NEW
 from fedmom.runtimes.devices.wire import UnusableReplyError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
@@ -41,20 +41,33 @@ class DeviceRuntime:
     clients remember stays on their devices; a snapshot holds the rounds whose states count.
 
     Args:
-        workload: The work; its data is that of ``fedmom.runtimes.devices.population``.
+        workload: What is run; its data is that of ``fedmom.runtimes.devices.population``.
+        devices: How many must be there before a run begins.
         deadline: Seconds that a device has to answer.
         least: The fewest replies that make a round.
+        max_samples: The most samples that a device may claim.
     """
 
-    def __init__(self, workload: Workload, *, deadline: float, least: int) -> None:
+    runs_method = True
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        devices: int = 1,
+        deadline: float = 600.0,
+        least: int = 1,
+        max_samples: int = 1_000_000,
+    ) -> None:
+        checked(DeviceOptions(devices, deadline, least, max_samples))
         data = workload.data
         if not isinstance(data, DeviceData) or data.link is None:
             raise FedMomError(
                 "runtime flower trains on devices, and there are none here: it runs in a Flower"
                 " app. Start it with `fedmom deploy run` (docs/deploy.md)."
             )
-        self._data, self._link, self._algorithm = data, data.link, workload.algorithm
-        self._client, self._deadline, self._least = workload.client, deadline, least
+        self.workload, self._data, self._link = workload, data, data.link
+        self._deadline, self._least = deadline, least
         self._metrics = workload.model.metrics
         self._asked: dict[str, _Question] = {}  # by the message's id
         self._failed: list[tuple[_Question, str]] = []  # not told yet, or asked again
@@ -65,6 +78,13 @@ class DeviceRuntime:
         self._there: set[int] | None = None  # the clients that were online at the last look
         # A model, and its scores on splits that were not asked for yet.
         self._evaluated: tuple[Any, dict[tuple[str, int | None], Scores]] = (None, {})
+
+    def prepare(self, cohort: int, *, sums: bool) -> None:
+        """Do nothing: devices compile for themselves, and answer one by one."""
+
+    def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> Sequence[int]:  # noqa: ARG002
+        """Return one for each client."""
+        return [1] * len(clients)
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Send the broadcast to devices."""
@@ -144,29 +164,24 @@ class DeviceRuntime:
         if self._rounds:
             pairs = sorted(self._rounds.items())
             tensors["devices/state_of"] = np.array(pairs, np.int64)
-        for number, question in enumerate(self._committed):
-            tensors[f"asked/{number}/question"] = np.array([question.client, question.round])
-            for i, leaf in enumerate(jax.tree.leaves(question.broadcast)):
-                tensors[f"asked/{number}/broadcast/{i}"] = np.asarray(leaf)
-        return Snapshot(tensors)
+        return Snapshot(tensors | in_flight.pack(in_flight.of_clients(self._committed)))
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Go on from a snapshot: who was asked is asked again."""
+        """Resume from a snapshot: who was asked is asked again."""
         tensors = snapshot.tensors
         self._rounds = dict(tensors.get("devices/state_of", np.zeros((0, 2), int)).tolist())
         self._changed, self._saved = {}, [dict(self._rounds), dict(self._rounds)]
         self._asked, self._failed = {}, []
-        leaves, form = jax.tree.flatten(broadcast)
-        questions: list[_Question] = []
-        while (name := f"asked/{len(questions)}") + "/question" in tensors:
-            client, round_ = tensors[f"{name}/question"].tolist()
-            sent = [tensors[f"{name}/broadcast/{i}"] for i in range(len(leaves))]
-            questions.append(_Question(client, round_, jax.tree.unflatten(form, sent)))
+        questions = [
+            _Question(client, asked.round, asked.broadcast)
+            for asked in in_flight.unpack(tensors, broadcast)
+            for client in asked.clients
+        ]
         self._send(questions)
         self._committed = questions
 
     def close(self) -> None:
-        """Wait for nobody any longer."""
+        """Stop waiting for replies."""
         self._link.forget(self._asked)
 
     def _questions(self) -> list[_Question]:
@@ -244,14 +259,11 @@ class DeviceRuntime:
             yield reply
 
     def _keeps_state(self, broadcast: Any) -> bool:
-        return bool(jax.tree.leaves(jax.eval_shape(self._client.init, broadcast)))
+        return bool(jax.tree.leaves(jax.eval_shape(self.workload.method.client.init, broadcast)))
 
     def _form(self, broadcast: Any) -> Params:
-        """Return the shapes and types of an update."""
-        if self._algorithm is None:
-            return LOCAL_TRAINING.form(broadcast)
-        client = self._algorithm.client or LOCAL_TRAINING
-        return encoded(client.form(broadcast), self._algorithm.stages)
+        """Return the shapes and types of a reply."""
+        return self.workload.method.forms(broadcast)[-1]
 
     def _fail(self, question: _Question, reason: str) -> None:
         self._failed.append((question, reason))
@@ -264,7 +276,7 @@ class DeviceRuntime:
             yield Failure(question.client, reason, question.round)
 
     def _give_up(self) -> None:
-        """Wait no longer for those who were asked."""
+        """Stop waiting for those who were asked."""
         self._link.forget(self._asked)
         for question in self._asked.values():
             self._fail(question, "it did not answer in time")
@@ -339,19 +351,6 @@ class DeviceRuntime:
 
     def _tell(self, event: str, **more: Any) -> None:
         self._link.journal({"event": event, **more, "at": round(time.time(), 3)})
-
-
-def flower(
-    workload: Workload,
-    *,
-    devices: int = 1,
-    deadline: float = 600.0,
-    least: int = 1,
-    max_samples: int = 1_000_000,
-) -> DeviceRuntime:
-    """Real devices, reached through Flower; `fedmom deploy run` starts it."""
-    asked = terms(devices=devices, deadline=deadline, least=least, max_samples=max_samples)
-    return DeviceRuntime(workload, deadline=asked.deadline, least=asked.least)
 
 
 def _form(sums: Sums) -> tuple[tuple[str, int], ...]:

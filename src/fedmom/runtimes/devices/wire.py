@@ -1,4 +1,4 @@
-"""Trees of arrays as Flower's records, and back. What comes back is checked, never believed."""
+"""Trees of arrays as Flower's records, and back. What comes back is checked, never trusted."""
 
 import io
 import math
@@ -41,7 +41,9 @@ def tree_of(content: RecordDict, name: str, form: Params) -> Params:
     if not isinstance(record, ArrayRecord):
         raise UnusableReplyError(f"it has no arrays called {name!r}")
     if set(record) != {str(i) for i in range(len(leaves))}:
-        raise UnusableReplyError(f"it has {len(record)} arrays, or not the names 0 to n - 1")
+        raise UnusableReplyError(
+            f"it has {len(record)} arrays, not {len(leaves)} named 0 to {len(leaves) - 1}"
+        )
     return jax.tree.unflatten(
         structure, [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
     )
@@ -109,7 +111,7 @@ def numbers(content: RecordDict, name: str) -> float | list[float]:
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in a type that NumPy's files know; bfloat16 and the like become bits."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
     return array.view(_wire_type(array.dtype)) if array.dtype.kind == "V" else array
 
 

@@ -1,0 +1,106 @@
+"""Local work: the steps that a client takes in a round, and with which optimizer."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optax
+
+from fedmom.algorithms import schedules
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Schedule
+
+Scheduled = float | Schedule
+Solver = Callable[[Any], optax.GradientTransformation]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client does in a round: H steps of an optimizer on batches of its own data.
+
+    Args:
+        lr: The learning rate γ, a number or a schedule over rounds.
+        steps: H, a number or a schedule; or
+        epochs: Passes over the client's data, a number or a schedule. One of the two.
+        batch_size: Samples in a batch; None takes the client's whole data.
+        batches: "random" batches are drawn with replacement (the paper's), "shuffled" ones go
+            through the data in a new order each epoch (LEAF's); by default random for steps,
+            shuffled for epochs.
+        solver: The client optimizer: a function of the learning rate, such as ``optax.adam``, or an
+            optax optimizer that has its own.
+        prox: FedProx's μ.
+
+    Examples:
+        >>> work = LocalWork(lr=0.1, epochs=2, batch_size=10)
+        >>> work.count(round_=0, samples=25)  # two epochs of three batches
+        6
+        >>> work.shuffled
+        True
+    """
+
+    lr: Scheduled = 0.1
+    steps: Scheduled | None = None
+    epochs: Scheduled | None = None
+    batch_size: int | None = 10
+    batches: Literal["random", "shuffled"] | None = None
+    solver: Solver | optax.GradientTransformation = optax.sgd
+    prox: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense before a round is run."""
+        if (self.steps is None) == (self.epochs is None):
+            raise FedMomError(
+                "Local work is given either in steps or in epochs; got"
+                f" local-steps {self.steps} and local-epochs {self.epochs}."
+            )
+        for name, value in (("lr", self.lr), ("steps", self.steps), ("epochs", self.epochs)):
+            if value is not None and not callable(value) and not 0 < value < math.inf:
+                raise FedMomError(f"{name} {value} must be a number greater than 0.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise FedMomError(f"batch-size {self.batch_size} must be at least 1 (or all).")
+        if self.batches not in (None, "random", "shuffled"):
+            raise FedMomError(f"batches {self.batches!r} is neither random nor shuffled.")
+        if not 0 <= self.prox < math.inf:
+            raise FedMomError(f"prox {self.prox} must be a number of at least 0.")
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether batches are shuffled epochs rather than drawn with replacement."""
+        if self.batch_size is None:
+            return False
+        return self.batches == "shuffled" or (self.batches is None and self.epochs is not None)
+
+    def count(self, round_: int, samples: int) -> int:
+        """Return H, a client's local steps in a round, at least 1.
+
+        Args:
+            round_: Rounds done before it.
+            samples: n_k.
+        """
+        if self.steps is not None:
+            return max(1, round(schedules.at(self.steps, round_)))
+        assert self.epochs is not None
+        per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
+        return max(1, round(schedules.at(self.epochs, round_) * per_epoch))
+
+
+def full_gradient(lr: Scheduled) -> LocalWork:
+    """FedSGD's clients: one gradient of the whole data.
+
+    Args:
+        lr: The learning rate γ, a number or a schedule over rounds.
+
+    Returns:
+        The local work.
+
+    Examples:
+        >>> full_gradient(0.1).count(round_=0, samples=25)
+        1
+    """
+    return LocalWork(lr=lr, steps=1, batch_size=None)
+
+
+def capacity(work: LocalWork, samples: int) -> int:
+    """Return the room for a client's shuffled order: a power of two, to compile rarely."""
+    return 1 << (samples - 1).bit_length() if work.shuffled else 0

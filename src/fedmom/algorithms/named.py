@@ -1,0 +1,101 @@
+"""Settings by name -> an algorithm. Equal settings give one object, whose programs runs share."""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import optax
+
+from fedmom.algorithms import ALGORITHMS, RULES, SOLVERS, STAGES, schedules
+from fedmom.algorithms.base import Algorithm, Rule, Server, Stage
+from fedmom.algorithms.local_work import LocalWork, Solver
+from fedmom.algorithms.server import averaged
+from fedmom.core.errors import FedMomError
+from fedmom.core.registry import options, parameters_of
+from fedmom.core.types import Weighting
+
+MEAN = "mean"
+
+
+def default_of(spec: str, parameter: str) -> Any:
+    """Return the default of a parameter such as ``momentum``; None where there is none."""
+    parameters = parameters_of(ALGORITHMS.find(spec))
+    return parameters[parameter].default if parameter in parameters else None
+
+
+def own_work(spec: str) -> LocalWork | None:
+    """Return the local work that an algorithm brings along, as FedSGD does; most have none."""
+    return algorithm(spec).work
+
+
+@lru_cache(maxsize=256)
+def algorithm(
+    spec: str,
+    server_lr: float | str = 1.0,
+    momentum: float | None = None,
+    average: float | None = None,
+    aggregate: str = MEAN,
+    weighting: Weighting = "population",
+) -> Algorithm:
+    """Return the algorithm that settings name.
+
+    Args:
+        spec: A name with options, such as ``fedadam:tau=0.01``.
+        server_lr: η, a number or a schedule such as ``cosine:start=1,rounds=100``.
+        momentum: β, where the algorithm has one; None takes its default.
+        average: The decay of a mean of the models, or None.
+        aggregate: Stages and a rule, joined by +, such as ``clip:norm=1+mean``.
+        weighting: The weights of the rule.
+
+    Returns:
+        The algorithm.
+
+    Examples:
+        >>> algorithm("fedavg", aggregate="clip:norm=1+mean", weighting="cohort").rule.needs
+        'sum'
+    """
+    function = ALGORITHMS.find(spec)
+    taken = parameters_of(function)
+    named: dict[str, Any] = {}
+    if "learning_rate" in taken:
+        named["learning_rate"] = schedules.parse(server_lr)
+    if "momentum" in taken and momentum is not None:
+        named["momentum"] = momentum
+    made = ALGORITHMS.call(spec, **named, **options(function, spec))
+    if isinstance(made, Server | optax.GradientTransformation):
+        made = Algorithm(made)
+    if not isinstance(made, Algorithm):
+        raise FedMomError(
+            f"{spec} returns a {type(made).__name__}. An algorithm is a fedmom.Algorithm, a Server"
+            " or an optax optimizer."
+        )
+    server: Server | optax.GradientTransformation = made.server
+    if average is not None:
+        server = averaged(server, average)
+    stages, rule = aggregation(aggregate, weighting)
+    if made.rule is not None and aggregate == MEAN:
+        rule = made.rule  # the algorithm's own
+    return made._replace(server=server, rule=rule, stages=(*made.stages, *stages))
+
+
+def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rule]:
+    """Return the stages and the rule of a text such as ``clip:norm=1+trimmed_mean:share=0.2``."""
+    *before, last = re.split(r"\+(?=[A-Za-z_@])", spec)
+    if last.partition(":")[0] in STAGES:
+        before, last = [*before, last], MEAN
+    for part in before:
+        if part.partition(":")[0] in RULES:
+            raise FedMomError(
+                f"aggregate {spec!r}: {part} is a rule, and a rule comes last, after the stages."
+            )
+    return tuple(STAGES.build(part) for part in before), RULES.build(last, weighting)
+
+
+@lru_cache(maxsize=256)
+def solver(spec: str) -> Solver:
+    """Return the client optimizer of a spec such as ``sgd:momentum=0.9``: a function of lr."""
+    function = SOLVERS.find(spec)
+    given = options(function, spec)
+    if spec.startswith("@"):
+        SOLVERS.call(spec, 0.1, **given)  # whether it works is told before the run has a folder
+    return lambda lr: function(lr, **given)

@@ -1,0 +1,92 @@
+"""The files that data is read from: ordinary ones, unpacked only as far as data can go."""
+
+import gzip
+import stat
+import textwrap
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.validation import check_memory
+
+LARGE = 2**28  # bytes: a smaller file may be packed as well as it likes
+RATIO = 200  # bytes for one in the file: more is not data, but a file made to fill the memory
+BLOCK = 2**24  # bytes that are unpacked at a time
+
+
+def check_regular(path: Path, mode: int) -> None:
+    """Refuse pipes, devices and sockets: reading them may never come to an end."""
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise FedMomError(f"{path} is a pipe or a device, not a file. Save the data to a file.")
+
+
+def file_identity(paths: Sequence[Path]) -> list[Any]:
+    """Return the path, size and time of change of every file: a changed file is another one."""
+    stats = [(p.resolve(), p.stat()) for p in paths]
+    for path, status in stats:
+        check_regular(path, status.st_mode)
+    return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]
+
+
+def check_ratio(what: str, size: int, packed: int, remedy: str) -> None:
+    """Refuse what unpacks to more than any data does.
+
+    Args:
+        what: The file, or its part.
+        size: Its bytes, as far as they are unpacked.
+        packed: The bytes they take in the file.
+        remedy: What to do, as a sentence.
+
+    Examples:
+        >>> check_ratio("x.csv.gz", 10**9, 10**5, "Save it without compression.")
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: x.csv.gz unpacks to at least 1,000,000,000 bytes \
+from 100,000, which no real data does. Save it without compression.
+    """
+    if size > LARGE and size > RATIO * packed:
+        raise FedMomError(
+            f"{what} unpacks to at least {size:,} bytes from {packed:,}, which no real data does."
+            f" {remedy}"
+        )
+
+
+def said(error: BaseException) -> str:
+    """Return what a library says in one short line: it may put a file's bytes into it."""
+    return textwrap.shorten(str(error) or type(error).__name__, 300).rstrip(".")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, plain or gzipped, without its byte order mark."""
+    try:
+        return read_content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8 at byte {error.start}. Save the text as UTF-8."
+        raise FedMomError(message) from None
+
+
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a file, unpacked where its name ends in .gz.
+
+    Raises:
+        FedMomError: It is damaged, or holds more than data can or than this machine's memory.
+    """
+    try:
+        return b"".join(_blocks(path)) if path.suffix.lower() == ".gz" else path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FedMomError(
+            f"{path} is not a complete gzip file ({error}). Fetch it again."
+        ) from None
+    except OSError as error:
+        raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    size, packed = 0, path.stat().st_size
+    with gzip.open(path) as file:
+        while block := file.read(BLOCK):
+            size += len(block)
+            check_ratio(str(path), size, packed, "Unpack it (gunzip) if it is right.")
+            check_memory(str(path), 2 * size, "Use a part of it.")
+            yield block

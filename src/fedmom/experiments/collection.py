@@ -1,0 +1,194 @@
+"""The folder of a comparison or sweep: its run folders, and a list that says which they are."""
+
+import contextlib
+import json
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedmom import runtimes
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import locked, write_atomic
+from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.experiments.events import Event, Observer
+from fedmom.experiments.execute import execute
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.results import LISTS, Result, read_names
+from fedmom.experiments.settings import RunConfig
+
+Outcome = Result | FedMomError
+Ended = Callable[[Path, Outcome], None]
+JOURNAL = "creation.json"  # earlier versions': what the folder was to hold, while it was made
+# All that FedMom may have written into a folder: what holds anything else is not overwritten.
+OURS = (
+    JOURNAL,
+    *("config.toml", "versions.json", "started.json", "changes.jsonl", "rounds.jsonl*"),
+    *("evals.jsonl*", "stopped.json", "diverged.json", "theory.json", "devices.json*"),
+    *("checkpoint", "tensorboard", "export", "predictions.csv", ".lock", ".*.tmp"),
+    *("compare.*", "sweep.*", "report*.html", "report*.png", "report*.svg", "report*.pdf"),
+)
+
+
+def create(
+    folder: Path, configs: Mapping[str, RunConfig], list_name: str, *, overwrite: bool = False
+) -> dict[str, Experiment]:
+    """Make the folder of a comparison or sweep, with a folder for every run of it.
+
+    The list of the runs, ``list_name``, is written last. Killed before, the same call can be made
+    again.
+
+    Returns:
+        The experiments, by name.
+    """
+    refuse_journal(folder)
+    if not overwrite and any((folder / name).exists() for name in LISTS):
+        raise FedMomError(
+            f"{folder} already holds runs. Resume them (fedmom resume {folder}), overwrite them"
+            " (--overwrite), or choose another --out."
+        )
+    loaded = Loaded()
+    experiments = {name: prepare(config, loaded[config.data]) for name, config in configs.items()}
+    if overwrite:
+        remove(folder)
+    for name in experiments:
+        if (folder / name / "config.toml").exists():  # left by a kill
+            RunFolder(folder / name).remove_untouched()
+        RunFolder.check_free(folder / name)
+    RunFolder.check_free(folder)
+    for name, experiment in experiments.items():
+        RunFolder.create(folder / name, experiment.config)
+    write_atomic(folder / list_name, json.dumps(list(experiments)).encode())
+    return experiments
+
+
+def refuse_journal(folder: Path) -> None:
+    """Refuse a folder that an earlier version was making when it was killed."""
+    made = any((folder / name).exists() for name in LISTS)
+    if (folder / JOURNAL).exists() and not made:
+        raise FedMomError(
+            f"{folder} was not finished: an earlier version of FedMom was stopped while it made the"
+            f" folder ({JOURNAL}), before any round. Remove {folder}, and start again."
+        )
+
+
+def remove_untouched(folder: Path, names: Iterable[str], list_name: str) -> None:
+    """Remove the folder of runs that were refused before any of them began."""
+    runs = [RunFolder(folder / name) for name in names]
+    if all(run.is_untouched() for run in runs):
+        (folder / list_name).unlink(missing_ok=True)
+        for run in runs:
+            run.remove_untouched()
+        with contextlib.suppress(OSError):  # it has other files
+            folder.rmdir()
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a run, comparison or sweep; refuse one that holds anything else."""
+    if not folder.is_dir():
+        return
+    runs = _runs_in(folder)
+    found = [path for place in dict.fromkeys([folder, *runs]) for path in place.iterdir()]
+    ours = [path for path in found if any(fnmatch(path.name, name) for name in OURS)]
+    foreign = [path for path in found if path not in runs and not (runs and path in ours)]
+    if foreign or folder.is_symlink():
+        what = "it is a link" if folder.is_symlink() else f"{foreign[0]} is not part of a run"
+        raise FedMomError(f"{folder} is not overwritten: {what}. Choose another --out.")
+    for run in runs:
+        with locked(run):
+            pass  # no other process is at work in it
+    # Renamed first: a kill leaves the whole folder, or none of this name.
+    aside = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(folder.rename(aside))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the folder itself if it is a run's, else the folders of runs in it."""
+    if _is_run(folder):
+        return [folder]
+    lists = [folder / name for name in LISTS if (folder / name).is_file()]
+    listed = [folder / name for file in lists for name in read_names(file)]
+    begun = [run for run in folder.iterdir() if RunFolder(run).is_untouched()]  # then killed
+    return [run for run in (listed if lists else begun) if _is_run(run)]
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether a folder has the settings of a run: others have a config.toml, too."""
+    with contextlib.suppress(FedMomError):
+        return bool(RunFolder.open(folder).settings())
+    return False
+
+
+def side_by_side(
+    experiments: Mapping[Path, Experiment],
+    observers: Sequence[Observer] = (),
+    ended: Ended | None = None,
+    **how: Any,
+) -> dict[Path, Outcome]:
+    """Run, or resume, the run in every folder, as many at a time as there are cores.
+
+    The runs share the cores, so that they are filled by independent runs, and all share
+    one copy of the data and its compiled programs. On a Ray cluster each run has one actor, and
+    the cores are those of the cluster.
+
+    Args:
+        experiments: What to run, by its folder.
+        observers: Called with the events of all runs, on the threads of the runs.
+        ended: Told of every run that ends, with its result or error.
+        **how: More arguments of ``execute``, such as ``accept_changes`` and ``runtime``.
+
+    Returns:
+        The results; a run that could not be run has its error instead.
+
+    Raises:
+        Exception: What was raised in a run and is not a ``FedMomError``; the others are
+            finished first.
+    """
+    # Runs that begin together compile the same programs, and one may find what another is just
+    # writing to JAX's cache on disk. JAX then compiles it itself; nothing to tell the user.
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
+    stop = threading.Event()
+    outcomes: dict[Path, Outcome] = {}
+    faults: list[Exception] = []
+
+    shares = {
+        path: runtimes.side_by_side(how.get("runtime") or each.config.runtime, len(experiments))
+        for path, each in experiments.items()
+    }
+
+    def run(path: Path, experiment: Experiment) -> Result:
+        told: list[Observer] = [*observers, partial(_stop_if, stop)]
+        share = shares[path].options
+        return execute(RunFolder.open(path), experiment, told, **share, **how)
+
+    at_once = max((share.runs for share in shares.values()), default=1)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="run") as pool:
+        futures = {pool.submit(run, path, each): path for path, each in experiments.items()}
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                if isinstance(error, Exception) and not isinstance(error, FedMomError):
+                    faults.append(error)
+                    continue
+                path = futures[future]
+                outcomes[path] = error if isinstance(error, FedMomError) else future.result()
+                if ended is not None:
+                    ended(path, outcomes[path])
+        except BaseException:
+            stop.set()  # every run ends after its round, with its checkpoint written
+            pool.shutdown(cancel_futures=True)
+            raise
+    if faults:
+        raise faults[0]
+    return {path: outcomes[path] for path in experiments}
+
+
+def _stop_if(stop: threading.Event, _event: Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt

@@ -1,0 +1,192 @@
+"""Lets Python objects stand where settings expect names.
+
+A run's settings are texts, so that a folder says what it holds. An object gets a row in the table
+that its name would be looked up in, and the folder says ``model = "CNN@1f2e3d4c"``, where the
+digits are the object's fingerprint: another process can resume the run with an equal object. A
+function that can be imported is named by its place, ``@my_nets.cnn``, and is found without help.
+"""
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import slug
+from fedmom.core.identity import fingerprint, importable, label
+from fedmom.core.registry import Registry, is_object
+from fedmom.data import DATASETS
+from fedmom.data.federated import FederatedData
+from fedmom.data.summary import facts
+from fedmom.experiments.settings import kebab
+from fedmom.models import MODELS
+from fedmom.runtimes import RUNTIMES
+from fedmom.training import PACES, SAMPLERS
+
+Adopt = Callable[[Any], str]
+
+
+def named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with a name for every object in them.
+
+    Args:
+        settings: Settings by name; names may have _ or -.
+
+    Returns:
+        The same settings as texts and numbers, under the names of files and options.
+
+    Examples:
+        >>> import optax
+        >>> found = named({"rounds": 5, "algorithm": optax.adam(0.01)})
+        >>> found["rounds"], found["algorithm"].partition("@")[0]
+        (5, 'optax')
+    """
+    return {
+        kebab(name): _ADOPT[name](value) if _is_foreign(name, value) else value
+        for name, value in ((key.replace("-", "_"), value) for key, value in settings.items())
+        if value is not None
+    }
+
+
+def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]:
+    """Return the settings that name objects of another process, but for those given now."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in _ADOPT
+        and name not in given
+        and isinstance(value, str)
+        and any(is_object(part) and not _is_known(name, part) for part in value.split("+"))
+    }
+
+
+def _is_known(name: str, part: str) -> bool:
+    return any(part.partition(":")[0] in table for table in _TABLES[name])
+
+
+def _is_foreign(name: str, value: Any) -> bool:
+    return name in _ADOPT and not isinstance(value, str | int | float)
+
+
+def _function(table: Registry, value: Any) -> str:
+    """Name a function that is like those of a table's rows."""
+    if not callable(value):
+        raise FedMomError(
+            f"{value!r} is no {table.what}. Give a name (`fedmom list` shows them) or a function"
+            " like those that CONTRIBUTING.md shows."
+        )
+    place = importable(value)
+    return f"@{place}" if place else table.adopt(label(value), fingerprint(value), value)
+
+
+def _data(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    if inspect.isroutine(value):
+        return _function(DATASETS, value)
+    if not isinstance(value, FederatedData):
+        raise FedMomError(
+            f"data is a {type(value).__name__}. Give a dataset's name, a path, or what fedmom.from_"
+            "arrays and its like return."
+        )
+    held = weakref.ref(value)  # a table that kept it would keep its memory for good
+
+    def again() -> FederatedData:
+        if (data := held()) is None:
+            raise FedMomError(f"The data {value_name!r} is no longer there. Give it again.")
+        return data
+
+    value_name = slug(value.name, keep="-_")
+    return DATASETS.adopt(value_name, facts(value)["sha256"], again)
+
+
+def _model(value: Any) -> str:
+    from fedmom.models.base import Model
+
+    if inspect.isroutine(value):
+        return _function(MODELS, value)
+    if isinstance(value, Model):
+        return MODELS.adopt("model", fingerprint(value), lambda _features: value)
+    # A net of flax, equinox or haiku: it becomes a model once the data is known.
+    return MODELS.adopt(label(value), fingerprint(value), lambda _features: value)
+
+
+def _algorithm(value: Any) -> str:
+    import optax
+
+    from fedmom.algorithms.base import Algorithm, Server
+
+    if not isinstance(value, Algorithm | Server | optax.GradientTransformation):
+        _refuse_uncalled(value)
+        return _function(ALGORITHMS, value)
+    name = "optax" if isinstance(value, optax.GradientTransformation) else label(value).lower()
+    return ALGORITHMS.adopt(name, fingerprint(value), lambda: value)
+
+
+def _refuse_uncalled(value: Any) -> None:
+    """Refuse a function that needs arguments, such as ``optax.adam`` in place of optax.adam(0.01).
+
+    A row's function is called with options only, or with a step size that has a default.
+    """
+    if not callable(value):
+        return
+    needed = [
+        name
+        for name, p in inspect.signature(value).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        called = getattr(value, "__name__", "function")
+        raise FedMomError(
+            f"The algorithm {called} is a function that needs {', '.join(needed)}. Call it:"
+            f" {called}(...), or give those parameters defaults."
+        )
+
+
+def _schedule(value: Any) -> str:
+    if not callable(value):
+        raise FedMomError(f"{value!r} is no number, no schedule's name and no function of a round.")
+    return SCHEDULES.adopt(label(value), fingerprint(value), lambda: value)
+
+
+def _aggregate(value: Any) -> str:
+    """Name stages and a rule, one of them or a list."""
+    from fedmom.algorithms.base import Rule, Stage
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Rule):
+        return RULES.adopt("rule", fingerprint(value), lambda _weighting: value)
+    if isinstance(value, Stage):
+        return STAGES.adopt("stage", fingerprint(value), lambda: value)
+    if isinstance(value, Sequence):
+        return "+".join(map(_aggregate, value))
+    raise FedMomError(f"aggregate is a {type(value).__name__}. Give stages and a rule.")
+
+
+_RATES = ("lr", "server_lr", "local_steps", "local_epochs")
+_TABLES: dict[str, tuple[Registry, ...]] = {
+    "data": (DATASETS,),
+    "model": (MODELS,),
+    "algorithm": (ALGORITHMS,),
+    "solver": (SOLVERS,),
+    "aggregate": (RULES, STAGES),
+    "sampler": (SAMPLERS,),
+    "pace": (PACES,),
+    "runtime": (RUNTIMES,),
+    **dict.fromkeys(_RATES, (SCHEDULES,)),
+}
+_ADOPT: dict[str, Adopt] = {
+    "data": _data,
+    "model": _model,
+    "algorithm": _algorithm,
+    "solver": functools.partial(_function, SOLVERS),
+    "aggregate": _aggregate,
+    "sampler": functools.partial(_function, SAMPLERS),
+    "pace": functools.partial(_function, PACES),
+    "runtime": functools.partial(_function, RUNTIMES),
+    **dict.fromkeys(_RATES, _schedule),
+}

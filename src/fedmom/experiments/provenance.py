@@ -1,0 +1,99 @@
+"""What a run was started with, so that it cannot resume on other data or settings unnoticed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import append_synced, parse_json, write_atomic
+from fedmom.data.federated import FederatedData
+from fedmom.data.summary import facts
+from fedmom.experiments.settings import RunConfig, kebab
+
+STARTED, CHANGES = "started.json", "changes.jsonl"
+# What changes no number of the run.
+FREE = ("runtime", "tensorboard")
+
+
+def record(path: Path, config: RunConfig, data: FederatedData) -> None:
+    """Record the settings and the data of a run.
+
+    Args:
+        path: The run's folder.
+        config: Its complete settings.
+        data: Its data.
+    """
+    fact = {"settings": _settings(config), "data": facts(data)}
+    write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
+
+
+def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
+    """Return what has changed since the run was started, a clause for each.
+
+    Folders of earlier versions have no record, so nothing is reported.
+
+    Args:
+        path: The run's folder.
+        config: The settings as they are now.
+        data: The data as it is now.
+    """
+    try:
+        found = parse_json((path / STARTED).read_bytes())
+        before, data_before = dict(found["settings"]), dict(found["data"])
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FedMomError(f"{path / STARTED} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError):
+        return [f"{STARTED}, the record of what the run was started with, is damaged"]
+    data_now = facts(data)
+    if data_before == data_now:  # wherever it lies by now
+        before.pop("data", None)
+    content = [
+        _changed(f"{key} of the data", data_before.get(key), value)
+        for key, value in data_now.items()
+        if data_before.get(key) != value
+    ]
+    settings = [
+        _changed(kebab(key), before[key], value)
+        for key, value in _settings(config).items()
+        if key in before and before[key] != value
+    ]
+    return settings + content
+
+
+def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
+    """Refuse to resume if something has changed, unless that is accepted.
+
+    Returns:
+        What has changed.
+    """
+    found = changes(path, config, data)
+    if found and not accept:
+        raise FedMomError(
+            f"{path} was started with other values: {'; '.join(found)}. Change them back, or accept"
+            f" them: fedmom resume --accept-changes {path}"
+        )
+    return found
+
+
+def accept(
+    path: Path, round_: int, found: list[str], config: RunConfig, data: FederatedData
+) -> None:
+    """Record changes that were accepted after a round, as what the run has from now on."""
+    line = json.dumps({"round": round_, "changes": found})
+    append_synced(path / CHANGES, line.encode() + b"\n")
+    record(path, config, data)
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude=set(FREE))
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    return f"{name} was {_text(before)} and is {_text(now)}"
+
+
+def _text(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:12]}..."

@@ -1,0 +1,126 @@
+"""Start Flower's programs with sane settings and keep their output in files.
+
+Run as a program, this module is a SuperLink that ends with the process that started it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmom.flower.layout import Deployment, DeviceFolder, split_address
+
+# Flower's telemetry, its look for a newer version, and pip at run time are all off.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+}
+SECONDS_TO_END = 15
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a Flower program, which finds its own programs by PATH."""
+    programs = Path(sys.executable).parent
+    path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home), **more}
+
+
+def superlink(deployment: Deployment) -> list[str]:
+    """Return the command of a deployment's SuperLink."""
+    host, port = split_address(deployment.listen)
+    server = deployment.server
+    safety = ["--insecure"]
+    if not deployment.insecure:
+        safety = [
+            *("--ssl-ca-certfile", str(server / "ca.pem")),
+            *("--ssl-certfile", str(server / "server.pem")),
+            *("--ssl-keyfile", str(server / "server.key")),
+            "--enable-supernode-auth",
+        ]
+    return [
+        *(sys.executable, "-m", "fedmom.flower.launch"),
+        *("--host", host, "--port", str(port)),
+        *("--database", str(server / "state.db")),
+        *safety,
+    ]
+
+
+def supernode(device: DeviceFolder, port: int, data: str, client: str | None) -> list[str]:
+    """Return the command of a device's SuperNode."""
+    config: dict[str, Any] = {"data": data, "folder": str(device.path)}
+    config |= {} if client is None else {"client": client}
+    words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    safety = ["--insecure"]
+    if not device.insecure:
+        safety = [
+            *("--root-certificates", str(device.ca)),
+            *("--auth-supernode-private-key", str(device.key)),
+        ]
+    return [
+        *(sys.executable, "-m", "fedmom.flower.node"),
+        *("--superlink", device.address, "--host", "127.0.0.1", "--port", str(port)),
+        *("--node-config", words),
+        *safety,
+    ]
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], log: Path, env: dict[str, str], folder: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program in its own process group, which ends with the block."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=folder,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all that it has started: ask first, then kill."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(SECONDS_TO_END)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    """Return an unused port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """Run a SuperLink with the command line of ``flower-superlink``."""
+    parent = os.getppid()
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.superlink.cli import flower_superlink
+
+    start_parent_process_monitor(parent)
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The built-in models: linear and perceptron, LeNet-5 and LEAF's CNN, the paper's LSTM."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.prng import split
+from fedmom.core.types import Params
+from fedmom.core.validation import MOST, Between, check_parameters
+from fedmom.data.federated import Features
+from fedmom.models.base import (
+    Model,
+    as_channels,
+    conv,
+    dense,
+    dropout,
+    linear,
+    need,
+)
+from fedmom.models.kernels import conv_relu_pool, linear_of_maps, linear_of_rows
+from fedmom.models.kernels.lstm import lstm
+
+MOST_LAYERS = 1000
+
+
+def logreg(features: Features) -> Model:
+    """Logistic regression (vectors, images)."""
+    need("logreg", features, ("vector", "image"))
+    numbers = (math.prod(features.shape) + 1) * features.classes
+    check_parameters(f"logreg for {features.classes:,} classes", numbers)
+    return _perceptron(features, [])
+
+
+def mlp(
+    features: Features,
+    *,
+    hidden: Annotated[int, Between(1, MOST)] = 200,
+    layers: Annotated[int, Between(1, MOST_LAYERS)] = 2,
+) -> Model:
+    """Multilayer perceptron with ReLU, McMahan's 2NN by default (vectors, images)."""
+    need("mlp", features, ("vector", "image"))
+    first, last = math.prod(features.shape), features.classes
+    numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last
+    check_parameters(f"mlp:hidden={hidden},layers={layers}", numbers)
+    return _perceptron(features, [hidden] * layers)
+
+
+def _perceptron(features: Features, hidden: list[int]) -> Model:
+    sizes = [math.prod(features.shape), *hidden, features.classes]
+
+    def init(key: jax.Array) -> Params:
+        keys = split(key, len(sizes) - 1)
+        return [dense(k, a, b) for k, a, b in zip(keys, sizes, sizes[1:], strict=False)]
+
+    def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
+        x = x.reshape(len(x), -1)
+        for layer in params[:-1]:
+            x = jax.nn.relu(linear(layer, x))
+        return linear(params[-1], x)
+
+    return Model(init, apply)
+
+
+def lenet5(features: Features) -> Model:
+    """LeNet-5 with ReLU and max pooling: conv 6, conv 16, dense 120, 84 (images)."""
+    height, width, channels = _image_shape("lenet5", features)
+    flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
+    numbers = 120 * (flat + 1) + 85 * features.classes
+    check_parameters(f"lenet5 for {features.classes:,} classes", numbers)
+
+    def init(key: jax.Array) -> Params:
+        k1, k2, k3, k4, k5 = split(key, 5)
+        return {
+            "conv1": conv(k1, 5, channels, 6),
+            "conv2": conv(k2, 5, 6, 16),
+            "dense1": dense(k3, flat, 120),
+            "dense2": dense(k4, 120, 84),
+            "out": dense(k5, 84, features.classes),
+        }
+
+    def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
+        x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
+        x = conv_relu_pool(params["conv2"], x, "VALID")
+        x = jax.nn.relu(linear_of_maps(params["dense1"], x))
+        return linear_of_rows(params["out"], jax.nn.relu(linear_of_rows(params["dense2"], x)))
+
+    return Model(init, apply)
+
+
+def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
+    """LEAF's net: conv 32, conv 64, dense 2048, dropout (images)."""
+    height, width, channels = _image_shape("leaf_cnn", features)
+    if not 0 <= dropout_rate < 1:
+        raise FedMomError(f"leaf_cnn: dropout_rate={dropout_rate} is not in [0, 1).")
+    flat = (height // 4) * (width // 4) * 64
+    numbers = 2048 * (flat + 1) + 2049 * features.classes
+    check_parameters(f"leaf_cnn for {features.classes:,} classes", numbers)
+
+    def init(key: jax.Array) -> Params:
+        k1, k2, k3, k4 = split(key, 4)
+        return {
+            "conv1": conv(k1, 5, channels, 32),
+            "conv2": conv(k2, 5, 32, 64),
+            "dense": dense(k3, flat, 2048),
+            "out": dense(k4, 2048, features.classes),
+        }
+
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
+        x = conv_relu_pool(params["conv2"], x, "SAME")
+        x = jax.nn.relu(linear_of_maps(params["dense"], x))
+        return linear_of_rows(params["out"], dropout(x, dropout_rate, key))
+
+    return Model(init, apply)
+
+
+def _image_shape(model: str, features: Features) -> tuple[int, int, int]:
+    need(model, features, ("image",))
+    height, width, *channels = features.shape
+    if min(height, width) < 12:
+        raise FedMomError(f"{model} needs images of at least 12x12, not {height}x{width}.")
+    return height, width, channels[0] if channels else 1
+
+
+def char_lstm(
+    features: Features,
+    *,
+    embedding: Annotated[int, Between(1, MOST)] = 8,
+    hidden: Annotated[int, Between(1, MOST)] = 128,
+) -> Model:
+    """Next-character prediction: embedding, one LSTM layer, softmax (text)."""
+    need("char_lstm", features, ("text",))
+    numbers = 4 * hidden * (embedding + hidden + 1) + features.classes * (embedding + hidden + 1)
+    check_parameters(f"char_lstm:embedding={embedding},hidden={hidden}", numbers)
+
+    @_compiled_quickly
+    def init(key: jax.Array) -> Params:
+        k1, k2, k3, k4 = jax.random.split(key, 4)
+        cell = dense(k2, embedding, 4 * hidden)
+        recurrent = jax.nn.initializers.orthogonal()(k3, (hidden, 4 * hidden), jnp.float32)
+        return {
+            "embedding": jax.random.normal(k1, (features.classes, embedding)),
+            "input": cell,
+            "recurrent": recurrent,
+            "out": dense(k4, hidden, features.classes),
+        }
+
+    def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
+        # A symbol's way into the gates is a row of one table: no product per step.
+        table = linear(params["input"], params["embedding"])
+        return linear(params["out"], lstm(table, params["recurrent"], x))
+
+    return Model(init, apply)
+
+
+def _compiled_quickly(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
+    """Compile the drawing of first parameters as one program, with little optimization.
+
+    It runs once. (With no optimization at all, the orthogonal matrix has other numbers.)
+    """
+    compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
+
+    def draw(key: jax.Array) -> Params:
+        # A program inside another has no options of its own.
+        return init(key) if isinstance(key, jax.core.Tracer) else compiled(key)
+
+    return draw

@@ -1,0 +1,289 @@
+"""Results and devices of runs as tables for terminal and page, and who was fastest, in words."""
+
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import parse_json
+from fedmom.experiments.results import Group, RankedBy, Result, ranked_by
+from fedmom.experiments.seed_statistics import FEWEST, PERCENT, interval
+from fedmom.reports.charts import Grid
+from fedmom.runtimes.devices.journal import DEVICES, events
+
+PERCENTILES = ("p10", "p50", "p90")
+NONE = "–"  # stands where there is no number
+OTHERS_NAMED = 5
+DEVICE_COLUMNS = (
+    *("device", "training samples", "asked", "answered", "median s", "not answered"),
+    *("is", "last", "why not, the last time"),
+)
+EVENT_WORDS = {
+    "asked": "asked to train",
+    "answered": "trained",
+    "evaluated": "evaluated",
+    "failed": "failed",
+    "too late": "was too late",
+}
+
+
+def verdict(groups: Sequence[Group], goal: float) -> str:
+    """Return a sentence on which run was fastest to a test metric; nothing if none reached it."""
+    rounds = ((group.rounds_to(goal), group.label) for group in groups)
+    reached = [(r, label) for r, label in rounds if r is not None]
+    if not reached:
+        return ""
+    (fewest, fastest), *rest = sorted(reached, key=lambda pair: pair[0])
+    names = [f"{label} {_short(r)}" for r, label in rest[:OTHERS_NAMED]]
+    names += [f"{len(rest) - OTHERS_NAMED} more"] if len(rest) > OTHERS_NAMED else []
+    by = ranked_by(groups)
+    return (
+        f"Test {by.metric} {by.text(goal)}: {fastest} took {_short(fewest)} rounds"
+        f" ({', '.join(names) or 'no other did'})."
+    )
+
+
+def grid(groups: Sequence[Group], goal: float) -> Grid:
+    """Return a comparison as a table, with the rounds to a value of the test metric."""
+    ends = {run.last("test", "round") for group in groups for run in group.runs}
+    one_end = len(ends) == 1 and None not in ends
+    by, shown = ranked_by(groups), _metrics(groups)
+    columns = [
+        *("run", *(() if one_end else ("round",)), "train loss"),
+        *(f"test {metric}" for metric in shown),
+        *(() if by.metric == "loss" else PERCENTILES),
+        *(f"rounds to {by.text(goal)}", "MB sent", "time (s)"),
+    ]
+    rows = [_row(group, by, shown, goal, with_round=not one_end) for group in groups]
+    title = "Last evaluation" + (f", round {ends.pop():.0f}" if one_end else "")
+    return Grid("results", title, columns, rows, _note(groups))
+
+
+def show(console: Console, *grids: Grid) -> None:
+    """Print tables on the terminal, each with its note below."""
+    for place, shown in enumerate(grids):
+        if place:
+            console.print()
+        console.print(rich_table(shown.columns, shown.rows, shown.title))
+        if shown.note:
+            say(console, shown.note, style="dim")
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print sentences on the terminal, in lines that are broken between words."""
+    console.print(text, style=style, soft_wrap=False, highlight=False, markup=False)
+
+
+def rich_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
+) -> Table:
+    """Return rows as a table for the terminal: where it is narrow, names fold and numbers stay."""
+    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
+    view.add_column(columns[0], overflow="fold")
+    for column in columns[1:]:
+        view.add_column(column.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    for row in rows:
+        view.add_row(*map(Text, row))  # a name may hold brackets, which are no markup here
+    return view
+
+
+def mean_text(values: Sequence[float], form: str = "{:.3f}") -> str:
+    """Return a mean over seeds, and below it half the width of its interval if it has any."""
+    if not values:
+        return NONE
+    over_seeds = interval(values)
+    mean, half = form.format(over_seeds.mean), over_seeds.half
+    return f"{mean}\n±{form.format(half)}" if half else mean
+
+
+def over_seeds_note(groups: Sequence[Group]) -> str:
+    """Say what stands below the means; nothing if no group has several seeds."""
+    most, fewest = (f(len(group.runs) for group in groups) for f in (max, min))
+    if most == 1:
+        return ""
+    if most < FEWEST:
+        return f"Means over seeds. Not enough seeds for intervals: {FEWEST} are the fewest."
+    enough = f"Means over seeds, ± half their {PERCENT} intervals (Student's t)."
+    return enough if fewest >= FEWEST else f"{enough} Fewer than {FEWEST} seeds are not enough."
+
+
+def _note(groups: Sequence[Group]) -> str:
+    mixed = any(len(group.steady) < len(group.runs) for group in groups)
+    return " ".join(
+        text
+        for text in (
+            over_seeds_note(groups),
+            "Runs that diverged are left out of means." if mixed else "",
+            _percentiles_note(ranked_by(groups).metric, [r for g in groups for r in g.runs]),
+        )
+        if text
+    )
+
+
+def _metrics(groups: Sequence[Group]) -> list[str]:
+    """Return the metrics that runs have, in their order; the loss where they have none."""
+    runs = (run for group in groups for run in group.runs if run.evals)
+    return list(dict.fromkeys(name for run in runs for name in run.metrics)) or [
+        ranked_by(groups).metric
+    ]
+
+
+def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
+    """Say what percentiles are of, and how many samples stand behind them."""
+    if metric == "loss":
+        return ""
+    clients, samples = (
+        _range({known for run in runs if (known := run.last("test", key)) is not None})
+        for key in ("clients", "samples")
+    )
+    if not clients:  # an earlier version's runs
+        return f"p10 to p90: test {metric} over clients."
+    said = f"p10 to p90: test {metric} over {clients} clients with {samples} test samples in all"
+    if _lasts(runs, "test", f"{metric}_p10_identical"):
+        return f"{said}; in brackets, expected if all clients had the same {metric}."
+    return f"{said}."
+
+
+def _range(numbers: set[float]) -> str:
+    if not numbers:
+        return ""
+    low, high = f"{min(numbers):,.0f}", f"{max(numbers):,.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _row(
+    group: Group, by: RankedBy, metrics: Sequence[str], goal: float, *, with_round: bool
+) -> list[str]:
+    runs = group.steady
+    ends = _lasts(runs, "test", "round")
+    return [
+        group.label,
+        *([_range(set(ends)) or NONE] if with_round else []),
+        mean_text(_lasts(runs, "train", "loss")),
+        *(mean_text(_lasts(runs, "test", m), RankedBy(m, runs[0].better(m)).form) for m in metrics),
+        *(_percentile(runs, by, name) for name in PERCENTILES if by.metric != "loss"),
+        _reached([run.rounds_to(goal) for run in group.runs]),
+        f"{statistics.fmean(run.megabytes for run in runs):.1f}",
+        f"{statistics.fmean(run.seconds for run in runs):.1f}",
+    ]
+
+
+def _percentile(runs: Sequence[Result], by: RankedBy, name: str) -> str:
+    """Return a percentile, and below it the one that identical clients would show."""
+    values = _lasts(runs, "test", f"{by.metric}_{name}")
+    identical = _lasts(runs, "test", f"{by.metric}_{name}_identical")
+    below = f"\n({by.text(statistics.fmean(identical))})" if identical else ""
+    return f"{by.text(statistics.fmean(values))}{below}" if values else NONE
+
+
+def _reached(rounds: Sequence[int | None]) -> str:
+    there = [float(r) for r in rounds if r is not None]
+    if not there:
+        return "never"
+    missing = len(rounds) - len(there)
+    if missing:
+        return f"{statistics.fmean(there):.0f}\n{missing} of {len(rounds)} never"
+    return mean_text(there, "{:.0f}")
+
+
+def _lasts(runs: Iterable[Result], split: str, key: str) -> list[float]:
+    """Return a number of the last evaluations, of the runs that have it."""
+    values = (run.last(split, key) for run in runs)
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _short(rounds: float) -> str:
+    return f"{rounds:.1f}".removesuffix(".0")
+
+
+def device_grid(folder: Path, rejected: Mapping[int, str]) -> Grid | None:
+    """Return the table of a run's devices; None for a run that was not deployed.
+
+    Args:
+        folder: The run's folder.
+        rejected: Per client, why its last reply that does not count was rejected.
+    """
+    known = _known_devices(folder)
+    if known is None:
+        return None
+    seen: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    repeated, there = 0, None
+    for event in events(folder):
+        repeated += event.get("event") == "repeated"
+        if event.get("event") == "online" and isinstance(event.get("clients"), list):
+            there = event["clients"]
+        if type(event.get("client")) is int:
+            seen[event["client"]].append(event)
+    rows = [
+        _device_row(device, seen[k], _presence(k, there), rejected.get(k, ""))
+        for k, device in enumerate(known)
+    ]
+    note = f"Rounds that were repeated, since too few had answered: {repeated}." if repeated else ""
+    return Grid("devices", "Devices", DEVICE_COLUMNS, rows, note)
+
+
+def _known_devices(folder: Path) -> list[Mapping[str, Any]] | None:
+    try:
+        devices = parse_json((folder / DEVICES).read_bytes())["devices"]
+        return [{"name": str(d["name"]), "train": int(d["train"])} for d in devices]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        raise FedMomError(
+            f"{folder / DEVICES} is damaged: it must hold the names and samples of the"
+            " devices. Restore it from a copy."
+        ) from None
+
+
+def _presence(client: int, there: list[Any] | None) -> str:
+    """Return whether a device was online when somebody was last asked."""
+    return "–" if there is None else "online" if client in there else "offline"
+
+
+def _device_row(
+    device: Mapping[str, Any], seen: list[Mapping[str, Any]], presence: str, rejected: str
+) -> list[str]:
+    of = {name: [e for e in seen if e.get("event") == name] for name in EVENT_WORDS}
+    seconds = [e["seconds"] for e in of["answered"] if _is_number(e.get("seconds"))]
+    missed = of["failed"] + of["too late"]
+    why = str(missed[-1].get("reason", "")) if missed else ""
+    return [
+        device["name"],
+        f"{device['train']:,}",
+        str(len(of["asked"])),
+        str(len(of["answered"])),
+        f"{statistics.median(seconds):.1f}" if seconds else "–",
+        str(len(missed)),
+        presence,
+        _last_event(seen),
+        rejected or why,
+    ]
+
+
+def _last_event(seen: list[Mapping[str, Any]]) -> str:
+    if not seen:
+        return "–"
+    event = seen[-1]
+    what = EVENT_WORDS.get(str(event.get("event")), str(event.get("event")))
+    place = f", round {event['round']}" if "round" in event else ""
+    return f"{_clock(event.get('at'))} {what}{place}".strip()
+
+
+def _clock(at: Any) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at)) if _is_number(at) else ""
+    except (OverflowError, ValueError, OSError):  # no time that a clock has shown
+        return ""
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether an event, which may be damaged, has a finite number here."""
+    return isinstance(value, int | float) and math.isfinite(value)

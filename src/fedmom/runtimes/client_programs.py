@@ -1,0 +1,97 @@
+"""The compiled programs of clients: one at a time, a few in one call, or many at once.
+
+Clients of all sizes and learning rates share a program, and so do all runs of a process that differ
+in nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedmom.algorithms.base import Client, ClientMetrics, Reported, reported
+from fedmom.algorithms.client import LocalProblem
+from fedmom.algorithms.local_work import LocalWork
+from fedmom.core.prng import fold_in
+from fedmom.core.types import Params
+from fedmom.data.batches import Arrays, Reader
+from fedmom.models.base import Model
+
+Way = Literal["one", "few", "many"]
+Answer = tuple[Params, Any, ClientMetrics]  # update, client state, metrics
+
+
+class ClientTask(NamedTuple):
+    """What tells one client's work in a round from another's, as numbers."""
+
+    client: Any
+    start: Any
+    size: Any
+    steps: Any
+    round: Any
+
+
+def compiled(
+    model: Model, read: Reader, work: LocalWork, client: Client, way: Way
+) -> Callable[..., Answer]:
+    """Return ``program(broadcast, states, arrays, tasks, key, lr, capacity)``.
+
+    ``tasks`` is a ClientTask per row, as an array of 32-bit integers, which reaches a device
+    quicker than its numbers one by one. ``states`` are stacked like the tasks, and so are the
+    answers. ``key`` is that of all clients; the client's own is folded from it inside. Only
+    ``capacity`` and the number of tasks are part of the compiled shape.
+
+    ``way``: "one" takes a single task; "few" runs one client after another in one call; "many"
+    runs all at once, which fills an accelerator.
+    """
+    return _compiled(model, read, _bare(work), client, way)
+
+
+def _bare(work: LocalWork) -> LocalWork:
+    """Return the work without the numbers that are handed to the program when it runs."""
+    named: Literal["random", "shuffled"] = "shuffled" if work.shuffled else "random"
+    return replace(work, lr=1.0, steps=1, epochs=None, batches=named)
+
+
+@lru_cache(maxsize=32)
+def _compiled(
+    model: Model, read: Reader, work: LocalWork, client: Client, way: Way
+) -> Callable[..., Answer]:
+    def program(
+        broadcast: Any,
+        states: Any,
+        arrays: Arrays,
+        tasks: jax.Array,
+        key: jax.Array,
+        lr: jax.Array,
+        capacity: int,
+    ) -> Answer:
+        def one(numbers: jax.Array, state: Any) -> Answer:
+            task = ClientTask(*numbers)
+            own = fold_in(fold_in(key, task.round), task.client)
+            problem = LocalProblem(
+                model, read, work, arrays, task.start, task.size, task.steps, lr, capacity
+            )
+            returned = client.run(broadcast, state, problem, own)
+            update, after, metrics = reported(returned, "run of the client")
+            return update, _kept(state, after, (update, metrics)), dict(metrics)
+
+        if way == "one":
+            state = jax.tree.map(lambda s: s[0], states)
+            return jax.tree.map(lambda leaf: leaf[None], one(tasks[0], state))
+        if way == "many":
+            return jax.vmap(one)(tasks, states)
+        return jax.lax.map(lambda pair: one(*pair), (tasks, states))
+
+    return jax.jit(program, static_argnames="capacity")
+
+
+def _kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:
+    """Return a client's state, unchanged where its training diverged."""
+    if not jax.tree.leaves(before):
+        return before
+    good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(sent)]))
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), after, before)

@@ -1,0 +1,288 @@
+"""Advice on a learning rate: what experiments found best, which γ to try next, and the proven γ.
+
+Best learning rates lie far above what the theorems allow, so experiments decide. Of the estimated
+constants only L is of use here. On a quadratic with curvature L, SGD moves away from the minimum
+for γ > 2/L; a loss whose curvature changes may still train a little above. So a grid begins one
+step above 2/L and goes down from there.
+"""
+
+import shlex
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+from rich.progress import Progress
+
+from fedmom.algorithms import named as algorithms
+from fedmom.core.errors import FedMomError
+from fedmom.experiments import build, results
+from fedmom.experiments.build import Experiment
+from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
+from fedmom.reports.charts import Chart, Figure, Line
+from fedmom.theory.constants import Constants, Setting
+from fedmom.theory.estimate import spaced, walk
+from fedmom.theory.theorems import CORRECTED_FEDMOM
+from fedmom.training.subproblem import Subproblem
+
+SPACING = 3.0  # between neighbours: a best γ is seldom sharper than that
+COUNT = 4  # one of them above 2/L
+SHARED = (
+    *("data", "model", "algorithm", "rounds", "clients_per_round", "batch_size"),
+    *("local_steps", "local_epochs", "server_lr", "momentum"),
+)
+GAP = 1.2 * SPACING  # neighbours farther apart than this have room for one between
+LOOKS = 25  # at |∇f(w_t)|², along a run that is drawn
+
+
+@dataclass(frozen=True)
+class BestLr:
+    """The learning rate with the best last test accuracy, as a mean over its seeds.
+
+    Args:
+        config: The settings of the best runs.
+        accuracies: The accuracy of every γ tried, all else the same, smallest γ first.
+        seeds: The number of seeds of the best γ.
+        diverged: Every γ, all else the same, of which all runs diverged.
+    """
+
+    config: RunConfig
+    accuracies: dict[float, float]
+    seeds: int
+    diverged: tuple[float, ...] = ()
+
+    @property
+    def lr(self) -> float:
+        """The best γ."""
+        return max(self.accuracies, key=self.accuracies.__getitem__)
+
+    @property
+    def accuracy(self) -> float:
+        """Its test accuracy."""
+        return self.accuracies[self.lr]
+
+    @property
+    def rounds(self) -> int:
+        """The rounds after which it was measured."""
+        return self.config.rounds
+
+    @property
+    def tried(self) -> int:
+        """The number of γ compared."""
+        return len(self.accuracies)
+
+    @property
+    def neighbours(self) -> tuple[float | None, float | None]:
+        """The nearest γ tried below and above, those that diverged among them."""
+        others = {*self.accuracies, *self.diverged}
+        below = max((lr for lr in others if lr < self.lr), default=None)
+        return below, min((lr for lr in others if lr > self.lr), default=None)
+
+
+def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | None:
+    """Look through all finished runs below a folder with this data, model and algorithm.
+
+    Only runs with as many rounds as the longest are compared, and only those with a constant γ,
+    SGD on clients, uniform cohorts and population weights. Runs that were stopped are left out.
+    """
+    runs = [
+        run
+        for path in sorted(folder.rglob("config.toml"))
+        if (run := _readable(path.parent)) is not None
+        and (run.config.data, run.config.model, run.config.algorithm) == (data, model, algorithm)
+        and _covered(run.config)
+    ]
+    rounds = max((r.config.rounds for r in runs if _last_accuracy(r) is not None), default=None)
+    # By all other settings, then by γ: the accuracies of the seeds.
+    families: dict[RunConfig, dict[float, list[float]]] = {}
+    diverged: dict[RunConfig, set[float]] = {}
+    for run in runs:
+        if run.config.rounds != rounds:
+            continue
+        family, lr = _without_lr(run.config), float(run.config.lr)
+        accuracy = _last_accuracy(run)
+        if accuracy is not None:
+            families.setdefault(family, {}).setdefault(lr, []).append(accuracy)
+        elif run.diverged:
+            diverged.setdefault(family, set()).add(lr)
+    if not families:
+        return None
+    found = [_best_of(seeds, f, diverged.get(f, set())) for f, seeds in families.items()]
+    return max(found, key=lambda best: best.accuracy)
+
+
+def _best_of(by_lr: dict[float, list[float]], family: RunConfig, diverged: set[float]) -> BestLr:
+    means = {lr: statistics.fmean(by_lr[lr]) for lr in sorted(by_lr)}
+    best = max(means, key=means.__getitem__)
+    config = family.model_copy(update={"lr": best})
+    return BestLr(config, means, len(by_lr[best]), tuple(sorted(diverged - set(means))))
+
+
+def _without_lr(config: RunConfig) -> RunConfig:
+    """Return the settings with everything that may differ within a grid set to one value."""
+    same = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}
+    return config.model_copy(update=same)
+
+
+def _readable(path: Path) -> results.Result | None:
+    """Return the run in a folder; None if it cannot be read."""
+    try:
+        return results.read(path)
+    except FedMomError:
+        return None
+
+
+def _last_accuracy(run: results.Result) -> float | None:
+    """Return the test accuracy after the last round, of a run that got there."""
+    return next((a for t, a in run.curve("test", "accuracy") if t == run.config.rounds), None)
+
+
+def _covered(config: RunConfig) -> bool:
+    """Return whether it is a plain run: SGD, a constant γ, population weights, uniform cohorts."""
+    parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
+    plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
+    return plain and config.average is None and not isinstance(config.lr, str)
+
+
+def first_grid(smoothness: float, momentum: float = 0.0) -> list[float]:
+    """Return the γ of a grid to begin with, smallest first.
+
+    Args:
+        smoothness: L.
+        momentum: β. FedMom's updates add up to 1/(1-β) of one, so its γ is (1-β) of FedAvg's.
+
+    Returns:
+        γ from 3·(1-β)·2/L down, each a third of the next, with two digits.
+    """
+    top = SPACING * (1 - momentum) * 2 / smoothness
+    return [_rounded(top / SPACING**i) for i in reversed(range(COUNT))]
+
+
+def next_lrs(best: BestLr) -> list[float]:
+    """Return the γ to try next; none if the best has near neighbours."""
+    below, above = best.neighbours
+    found = []
+    if below is None:
+        found.append(best.lr / SPACING)
+    elif best.lr / below > GAP:
+        found.append((best.lr * below) ** 0.5)
+    if above is None:
+        found.append(best.lr * SPACING)
+    elif above / best.lr > GAP:
+        found.append((best.lr * above) ** 0.5)
+    return [_rounded(lr) for lr in found]
+
+
+def verdict(best: BestLr) -> str:
+    """Say where among the γ tried the best one lies."""
+    below, above = best.neighbours
+    if below is None and above is None:
+        return "no other γ was tried, so nothing says that it is a good one"
+    if below is None:
+        return "it is the smallest γ tried, so the best may be smaller"
+    if above is None:
+        return "it is the largest γ tried, so the best may be larger"
+    if next_lrs(best):
+        return f"it lies between {below:g} and {above:g}, far apart"
+    return f"it lies between {below:g} and {above:g}, both worse: there is no need to try others"
+
+
+def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -> str:
+    """Return a `fedmom sweep` of these γ, ready to paste.
+
+    Args:
+        config: What all runs share, complete.
+        clients: K.
+        lrs: The grid of γ; each is run with two seeds.
+        out: The folder of the sweep.
+
+    Returns:
+        One line for a shell.
+    """
+    words = ["fedmom", "sweep"]
+    usual = _usual(config, clients)
+    for name in SHARED:
+        value = getattr(config, name)
+        if value is not None and value != usual.get(name):
+            words += [f"--{kebab(name)}", str(value)]
+    grid = " ".join(f"{lr:g}" for lr in lrs)
+    return shlex.join([*words, "--grid", f"lr={grid}", "--grid", "seed=0 1", "--out", out])
+
+
+def differences(best: RunConfig, task: RunConfig) -> list[str]:
+    """Return the settings in which the best runs differ from the task, as texts."""
+    names = [name for name in SHARED if name not in ("data", "model", "algorithm", "rounds")]
+    if best.algorithm != task.algorithm:
+        names.remove("momentum")  # only one of the two has it
+    pairs = [(name, getattr(best, name), getattr(task, name)) for name in names]
+    return [f"{kebab(name)} {b} (here {t})" for name, b, t in pairs if b != t]
+
+
+def _usual(config: RunConfig, clients: int) -> dict[str, Any]:
+    """Return the settings that a command can leave out."""
+    fields = RunConfig.model_fields
+    return {
+        "clients_per_round": fields["clients_per_round"].default,
+        "batch_size": fields["batch_size"].default,
+        "local_steps": DEFAULT_STEPS,
+        "server_lr": clients / config.clients_per_round,
+        "momentum": algorithms.default_of(config.algorithm, "momentum"),
+    }
+
+
+def _rounded(lr: float) -> float:
+    return float(f"{lr:.2g}")
+
+
+def measured_gradients(
+    experiment: Experiment, proven: float, rounds: int, bar: Progress
+) -> list[Line]:
+    """Return |∇f(w_t)|² along a run with the task's γ, and along one with the proven γ."""
+    rates = [experiment.config.lr, *([proven] if proven > 0 else [])]
+    sample = Subproblem(experiment.model, experiment.data, clients=50, samples=16)
+    looks = spaced(rounds, LOOKS)
+    task = bar.add_task("bound against run", total=len(rates) * (rounds + 1))
+    lines = []
+    for rate in rates:
+        again = build.prepare(experiment.config.model_copy(update={"lr": rate}), experiment.data)
+        squares = []
+        for t, params in walk(again, rounds):
+            if t in looks:
+                squares.append(float(optax.tree.norm(sample.gradient(params)[1])) ** 2)
+            bar.advance(task)
+        label = f"{rate:.3g}" if isinstance(rate, float) else rate
+        lines.append(Line(f"measured, γ = {label}", looks, squares))
+    return lines
+
+
+def bound_figure(
+    experiment: Experiment,
+    constants: Constants,
+    setting: Setting,
+    proven: float,
+    measured: list[Line],
+) -> Figure:
+    """Return a figure of the corrected bound at the proven γ, and what was measured."""
+    counts = np.unique(np.linspace(1, int(measured[0].x[-1]), 100).astype(int))
+    lines = list(measured)
+    if proven > 0:
+        bound = np.asarray(CORRECTED_FEDMOM.bound(constants, setting, proven, counts))
+        label = f"corrected bound, γ = {proven:.3g}"
+        lines.append(Line(label, counts.tolist(), bound.tolist(), dashed=True))
+    chart = Chart(
+        title=f"{experiment.config.algorithm}, {experiment.config.model} on {experiment.data.name}",
+        x="rounds",
+        y="|∇f(w_t)|²",
+        marks=lines,
+        log_y=True,
+    )
+    return Figure(
+        name="advise",
+        title="Bound and measured gradient",
+        charts=(chart,),
+        columns=1,
+        note="The bound is on the mean of |∇f(w_t)|² over the rounds so far. |∇f|² is that of a"
+        " sample of clients. Estimates are local, and the bound is loose.",
+    )
