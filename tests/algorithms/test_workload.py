@@ -3,6 +3,7 @@
 from dataclasses import FrozenInstanceError, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -24,19 +25,27 @@ def stated(**parts):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"data": DATA.arrays}, r"data is a dict, not a fedmom.FederatedData.*from_arrays"),
-        ({"data": MODEL}, r"data is a Model, not a fedmom.FederatedData"),
-        ({"data": "synthetic"}, r"data is a str, not a fedmom.FederatedData.*load_data"),
-        ({"model": "logreg"}, r"model is a str, not a fedmom.Model.*fedmom.model"),
-        ({"model": lambda x: x}, r"model is a function, not a fedmom.Model"),
-        ({"model": DATA}, r"model is a FederatedData, not a fedmom.Model"),
-        ({"algorithm": optax.sgd(1.0)}, r"not a fedmom.Algorithm.*Algorithm\(server, work\)"),
-        ({"algorithm": "fedavg"}, r"algorithm is a str, not a fedmom.Algorithm"),
-        ({"algorithm": WORK}, r"algorithm is a LocalWork, not a fedmom.Algorithm"),
-        ({"algorithm": None}, r"algorithm is a NoneType, not a fedmom.Algorithm"),
+        ({"data": DATA.arrays}, r"data is of type dict, not fedmom.FederatedData.*from_arrays"),
+        ({"data": MODEL}, r"data is of type Model, not fedmom.FederatedData"),
+        ({"data": "synthetic"}, r"data is of type str, not fedmom.FederatedData.*load_data"),
+        ({"model": "logreg"}, r"model is of type str, not fedmom.Model.*fedmom.model"),
+        ({"model": lambda x: x}, r"model is of type function, not fedmom.Model"),
+        ({"model": DATA}, r"model is of type FederatedData, not fedmom.Model"),
+        ({"algorithm": optax.sgd(1.0)}, r"not fedmom.Algorithm.*Algorithm\(server, work\)"),
+        ({"algorithm": "fedavg"}, r"algorithm is of type str, not fedmom.Algorithm"),
+        ({"algorithm": WORK}, r"algorithm is of type LocalWork, not fedmom.Algorithm"),
+        ({"algorithm": None}, r"algorithm is of type NoneType, not fedmom.Algorithm"),
         (
             {"algorithm": fedmom.Algorithm(optax.sgd(1.0))},
             r"does not say what clients do. Give its local work: fedmom.Algorithm\(server, fed",
+        ),
+        ({"algorithm": ALGORITHM._replace(client=fedmom.mean())}, "client is of type Rule, not"),
+        ({"algorithm": ALGORITHM._replace(rule=fedmom.clip(norm=1))}, "rule is of type Stage, not"),
+        ({"algorithm": ALGORITHM._replace(stages=(fedmom.mean(),))}, "stages is of type Rule, not"),
+        ({"algorithm": ALGORITHM._replace(server=42)}, "neither a fedmom.Server nor an optax"),
+        *(
+            ({"algorithm": ALGORITHM._replace(stages=(fedmom.Stage(name),))}, "A stage or rule is")
+            for name in ("client", "server", "a/b", "", None, 3)
         ),
         *(
             ({"seed": seed}, "seed .* must be a whole number, 0 to 4,294,967,295")
@@ -89,3 +98,42 @@ def test_what_is_left_out_is_the_papers():
 def test_what_a_runtime_may_do_with_a_method(parts, plain, adds_up):
     method = stated(algorithm=ALGORITHM._replace(**parts)).method
     assert (method.is_plain, method.adds_up) == (plain, adds_up)
+
+
+def test_a_runtime_is_made_from_a_workload():
+    with pytest.raises(fedmom.FedMomError, match=r"made from a fedmom\.Workload, not from F"):
+        fedmom.LocalRuntime(DATA)
+
+
+def old_stage(update, state, _sent, _key):
+    return update, state
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"stages": (fedmom.Stage("old", old_stage),)}, "encode of old must return three values"),
+        (
+            {"stages": (fedmom.Stage("old", after=lambda a, *_: a),)},
+            "after of old must return three values",
+        ),
+        (
+            {"stages": (fedmom.Stage("rows", after=lambda a, s, _: (a, s, {"x": jnp.ones(3)})),)},
+            r"after of rows reports 'x' with shape \(3,\). A metric is one number",
+        ),
+        (
+            {"server": fedmom.Server(lambda _: (), lambda _, s, w: (w, s))},
+            "the server's step must return three values",
+        ),
+        (
+            {"rule": fedmom.Rule(np.ones_like, each=lambda rows, *_: rows)},
+            "each of the rule rule must return three values",
+        ),
+        ({"client": fedmom.Client(lambda *_: None)}, "run of the client must return three values"),
+    ],
+    ids=str,
+)
+def test_a_part_that_returns_something_else_is_named(parts, says):
+    runtime = fedmom.LocalRuntime(stated(algorithm=ALGORITHM._replace(**parts)))
+    with pytest.raises(fedmom.FedMomError, match=says):
+        list(fedmom.train(runtime, pace=fedmom.synchronous(2), rounds=1))

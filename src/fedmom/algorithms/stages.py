@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from fedmom.algorithms.base import Reported, Round, Stage
 from fedmom.core.errors import FedMomError
+from fedmom.core.prng import bits as bits_of
 from fedmom.core.types import Params
 
 
@@ -59,9 +61,9 @@ def noise(*, std: float) -> Stage:
     _check_positive("noise: std", std)
 
     def after(aggregate: Params, state: Any, round_: Round) -> tuple[Params, Any, Reported]:
-        drawn = optax.tree.random_like(round_.key, aggregate, jax.random.normal)
-        noisy = jax.tree.map(lambda a, n: a + std * n.astype(a.dtype), aggregate, drawn)
-        return noisy, state, {"std": jnp.asarray(std)}
+        flat, whole = ravel_pytree(aggregate)  # one draw for all leaves: each would compile anew
+        noisy = flat + std * jax.random.normal(round_.key, flat.shape, flat.dtype)
+        return whole(noisy), state, {"std": jnp.asarray(std)}
 
     return Stage("noise", after=after)
 
@@ -91,7 +93,9 @@ def quantize(*, bits: int = 8) -> Stage:
 
     def encode(update: Params, state: Any, _sent: Any, key: Any) -> tuple[Params, Any, Reported]:
         largest = jax.tree.map(lambda u: jnp.max(jnp.abs(u), initial=0), update)
-        up = optax.tree.random_like(key, update, jax.random.uniform)
+        flat, whole_of = ravel_pytree(update)
+        # Uniform in [0, 1), from 24 bits each; one draw for all leaves compiles once.
+        up = whole_of((bits_of(key, flat.size) >> 8).astype(flat.dtype) * 2.0**-24)
 
         def rounded(u: jax.Array, top: jax.Array, r: jax.Array) -> jax.Array:
             multiple = jnp.floor(u * (levels / jnp.where(top > 0, top, 1)) + r)

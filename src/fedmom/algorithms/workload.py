@@ -143,29 +143,15 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        for name, kind, remedy in (
-            ("data", FederatedData, "fedmom.load_data(...) and fedmom.from_arrays(...) return one"),
-            ("model", Model, "fedmom.model(net, data) makes one of a net"),
-            ("algorithm", Algorithm, "fedmom.Algorithm(server, work) makes one"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise FedMomError(
-                    f"Workload: {name} is a {type(value).__name__}, not a fedmom.{kind.__name__}."
-                    f" {remedy}."
-                )
+        _check_kind("data", self.data, FederatedData, "fedmom.load_data or fedmom.from_arrays")
+        _check_kind("model", self.model, Model, "fedmom.model(net, data)")
+        _check_kind("algorithm", self.algorithm, Algorithm, "fedmom.Algorithm(server, work)")
         if self.algorithm.work is None:
             raise FedMomError(
                 "Workload: the algorithm does not say what clients do. Give its local work:"
                 " fedmom.Algorithm(server, fedmom.LocalWork(lr=0.1, steps=10))."
             )
-        rule = self.algorithm.rule
-        for name in [s.name for s in self.algorithm.stages] + ([rule.name] if rule else []):
-            if not (isinstance(name, str) and re.fullmatch(PART_NAME, name)):
-                raise FedMomError(
-                    f"A stage or rule is called {name!r}. Use letters, digits, spaces, - and _, and"
-                    " neither client nor server: its metrics have this name."
-                )
+        _check_parts(self.algorithm)
         if not (isinstance(self.seed, int) and 0 <= self.seed <= HIGHEST_SEED):
             raise FedMomError(f"seed {self.seed!r} must be a whole number, 0 to {HIGHEST_SEED:,}.")
 
@@ -193,6 +179,44 @@ class Workload:
             return self.method.broadcast(params, *self.method.first_states(params)[:2])
 
         return jax.eval_shape(first, self.params())
+
+
+def _check_kind(name: str, value: Any, kind: type, maker: str) -> None:
+    if not isinstance(value, kind):
+        raise FedMomError(
+            f"Workload: {name} is of type {type(value).__name__}, not fedmom.{kind.__name__}. Make"
+            f" one with {maker}."
+        )
+
+
+def _check_parts(algorithm: Algorithm) -> None:
+    """Refuse parts in each other's places, and names that metrics cannot have."""
+    as_server(algorithm.server)
+    places = [("work", LocalWork), ("client", Client), ("rule", Rule)]
+    kinds = [(name, getattr(algorithm, name), kind) for name, kind in places]
+    kinds += [("stages", stage, Stage) for stage in algorithm.stages]
+    for name, value, kind in kinds:
+        if not isinstance(value, kind | None):
+            raise FedMomError(
+                f"Algorithm: {name} is of type {type(value).__name__}, not fedmom.{kind.__name__}."
+                " Its parts are server, work, client, rule and stages, in this order."
+            )
+        part = value.name if isinstance(value, Rule | Stage) else "part"
+        if not (isinstance(part, str) and re.fullmatch(PART_NAME, part)):
+            raise FedMomError(
+                f"A stage or rule is called {part!r}. Use letters, digits, spaces, - and _, and"
+                " neither client nor server: its metrics have this name."
+            )
+
+
+def check_workload(value: Any) -> Workload:
+    """Return what a runtime is made from, or refuse it."""
+    if not isinstance(value, Workload):
+        raise FedMomError(
+            f"A runtime is made from a fedmom.Workload, not from {type(value).__name__}:"
+            " fedmom.Workload(data, model, algorithm, seed=0)."
+        )
+    return value
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
-from fedmom.algorithms.workload import Workload
+from fedmom.algorithms.workload import Workload, check_workload
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import clients_key
@@ -76,7 +76,7 @@ class LocalRuntime:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} must be at least 1.")
         keep_programs()
-        self.workload = workload
+        self.workload = check_workload(workload)
         data, model = workload.data, workload.model
         self._data, self._work, self._client = data, workload.work, workload.method.client
         self._arrays = place(data.arrays)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.algorithms.workload import Workload
+from fedmom.algorithms.workload import Workload, check_workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes import in_flight
@@ -97,7 +97,7 @@ class RayRuntime:
         self._ray = connect.connect(address)
         from ray import cloudpickle
 
-        self.workload = workload
+        self.workload = check_workload(workload)
         self._data, self._work = workload.data, workload.work
         self._client = workload.method.client
         self._on_loss, self._may_sum, self._sums = on_loss, sums, False

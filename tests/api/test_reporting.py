@@ -1,0 +1,67 @@
+"""A method whose parts keep state on the server and report numbers, from a run to its page."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedmom
+from tests.runtimes.test_contract import reporting
+
+COMMON = {
+    "data": "synthetic:clients=6",
+    "clients_per_round": 2,
+    "rounds": 6,
+    "lr": 0.01,
+    "local_steps": 2,
+    "progress": False,
+}
+NAMES = {
+    *("client/size", "client/size/min", "client/size/max", "halving/sent", "halving/factor"),
+    *("halving/replies", "server/steps"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return fedmom.run(algorithm=reporting(), out=folder, tensorboard=True, **COMMON)
+
+
+def test_its_numbers_are_in_the_log_the_frame_and_tensorboard(whole):
+    assert set(whole.result.rounds[0]["metrics"]) == NAMES
+    assert whole.rounds["halving/factor"].tolist() == [0.5**t for t in range(6)]
+    assert whole.rounds["server/steps"].tolist() == [1, 2, 3, 4, 5, 6]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole.path / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    assert all(any(tag.endswith(name) for tag in tags) for name in NAMES)
+
+
+def test_its_numbers_are_drawn_on_the_page(whole, tmp_path):
+    page = fedmom.report(whole, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "halving/factor" in page
+    assert "client/size" in page
+
+
+def test_states_of_its_parts_survive_a_stop(whole, tmp_path):
+    """Stopped after every second round, it ends with the bits of the run that was not."""
+    seen = []
+
+    def stop(event):
+        if event.record is not None:
+            seen.append(event.record.metrics["halving/factor"])
+            return "enough" if event.round % 2 == 0 else None
+        return None
+
+    fedmom.run(algorithm=reporting(), out=tmp_path / "run", callbacks=[stop], **COMMON)
+    for _ in range(2):
+        run = fedmom.resume(
+            tmp_path / "run", algorithm=reporting(), callbacks=[stop], progress=False
+        )
+    assert run.status == "finished"
+    assert seen == [0.5**t for t in range(6)]
+    for one, two in zip(jax.tree.leaves(run.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert [r["metrics"] for r in run.result.rounds] == [r["metrics"] for r in whole.result.rounds]
