@@ -131,7 +131,7 @@ def old_stage(update, state, _sent, _key):
         ),
         ({"client": fedmom.Client(lambda *_: None)}, "run of the client must return three values"),
     ],
-    ids=str,
+    ids=["encode", "after", "metric", "step", "each", "run"],
 )
 def test_a_part_that_returns_something_else_is_named(parts, says):
     runtime = fedmom.LocalRuntime(stated(algorithm=ALGORITHM._replace(**parts)))
