@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import fedmom
 from fedmom.algorithms import ALGORITHMS
 from fedmom.algorithms.base import as_server
+from fedmom.algorithms.named import solver
 from fedmom.algorithms.server import fedmom_zero_start
 from tests.training.scripted import Scripted, rounds
 
@@ -209,7 +210,7 @@ def test_the_second_moments_decay_is_an_option(name):
     "name", ["fedmom", "fedmom_zero_start", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 )
 def test_momentum_outside_its_range_is_refused(name, momentum):
-    with pytest.raises(fedmom.FedMomError, match=r"not in \[0, 1\)"):
+    with pytest.raises(fedmom.FedMomError, match=r"must be a number in \[0, 1\)"):
         ALGORITHMS[name](1.0, momentum)
 
 
@@ -329,3 +330,29 @@ def test_what_is_no_server_is_refused(what):
 def test_a_decay_outside_0_to_1_is_refused(decay):
     with pytest.raises(fedmom.FedMomError, match=r"average .* is not between 0 and 1"):
         fedmom.servers.averaged(fedmom.servers.fedavg(), decay)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fedmom.servers.fedavg(0), "learning_rate 0 must be a number greater than 0"),
+        (lambda: fedmom.servers.fedavg("1"), "learning_rate '1' must be a number greater than 0"),
+        (lambda: fedmom.servers.fedmom(-1.0), "learning_rate -1.0 must be"),
+        (lambda: fedmom.servers.fedmom(momentum=1.0), r"momentum 1.0 must be a number in \[0, 1\)"),
+        (lambda: fedmom.servers.fedsgd(float("nan")), "learning_rate nan must be"),
+        (lambda: fedmom.servers.fedavgm(momentum=True), "momentum True must be"),
+        (lambda: fedmom.servers.fedadagrad(tau=-1), "tau -1 must be a number greater than 0"),
+        (lambda: fedmom.servers.fedadam(beta2=1), r"beta2 1 must be a number in \[0, 1\)"),
+        (lambda: fedmom.servers.fedyogi(beta2=-0.1), r"beta2 -0.1 must be a number in \[0, 1\)"),
+        (lambda: solver("adam:b1=1.5"), "b1 1.5 must be"),
+        (lambda: solver("adamw:weight_decay=-1"), "weight_decay -1.0 must be"),
+        (lambda: solver("rmsprop:eps=0"), "eps 0.0 must be"),
+        (lambda: solver("sgd:momentum=1"), "momentum 1.0 must be"),
+        (lambda: fedmom.LocalWork(lr="0.1", steps=1), "lr '0.1' must be a number greater than 0"),
+        (lambda: fedmom.LocalWork(steps=1, batch_size=2.5), "batch-size 2.5 must be a whole"),
+        (lambda: fedmom.LocalWork(steps=1, prox="1"), "prox '1' must be a number of at least 0"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_by_name(make, says):
+    with pytest.raises(fedmom.FedMomError, match=says):
+        make()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import optax
 
 from fedmom.algorithms import schedules
@@ -55,14 +56,18 @@ class LocalWork:
                 f" local-steps {self.steps} and local-epochs {self.epochs}."
             )
         for name, value in (("lr", self.lr), ("steps", self.steps), ("epochs", self.epochs)):
-            if value is not None and not callable(value) and not 0 < value < math.inf:
-                raise FedMomError(f"{name} {value} must be a number greater than 0.")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise FedMomError(f"batch-size {self.batch_size} must be at least 1 (or all).")
+            if value is not None and not callable(value):
+                check_positive(name, value)
+        if self.batch_size is not None and not (
+            isinstance(self.batch_size, int | np.integer) and self.batch_size >= 1
+        ):
+            raise FedMomError(
+                f"batch-size {self.batch_size!r} must be a whole number of at least 1 (or all)."
+            )
         if self.batches not in (None, "random", "shuffled"):
-            raise FedMomError(f"batches {self.batches!r} is neither random nor shuffled.")
-        if not 0 <= self.prox < math.inf:
-            raise FedMomError(f"prox {self.prox} must be a number of at least 0.")
+            raise FedMomError(f"batches {self.batches!r} must be random or shuffled.")
+        if not (_is_number(self.prox) and 0 <= self.prox < math.inf):
+            raise FedMomError(f"prox {self.prox!r} must be a number of at least 0.")
 
     @property
     def shuffled(self) -> bool:
@@ -104,3 +109,25 @@ def full_gradient(lr: Scheduled) -> LocalWork:
 def capacity(work: LocalWork, samples: int) -> int:
     """Return the room for a client's shuffled order: a power of two, to compile rarely."""
     return 1 << (samples - 1).bit_length() if work.shuffled else 0
+
+
+def check_rate(learning_rate: Scheduled) -> None:
+    """Refuse a learning rate that is neither a number greater than 0 nor a schedule."""
+    if not callable(learning_rate):
+        check_positive("learning_rate", learning_rate)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a number that is not greater than 0."""
+    if not (_is_number(value) and 0 < value < math.inf):
+        raise FedMomError(f"{name} {value!r} must be a number greater than 0.")
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse a number that is not in [0, 1), as of a momentum."""
+    if not (_is_number(value) and 0 <= value < 1):
+        raise FedMomError(f"{name} {value!r} must be a number in [0, 1).")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

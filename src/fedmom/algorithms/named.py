@@ -96,6 +96,5 @@ def solver(spec: str) -> Solver:
     """Return the client optimizer of a spec such as ``sgd:momentum=0.9``: a function of lr."""
     function = SOLVERS.find(spec)
     given = options(function, spec)
-    if spec.startswith("@"):
-        SOLVERS.call(spec, 0.1, **given)  # whether it works is told before the run has a folder
+    SOLVERS.call(spec, 0.1, **given)  # whether it works is told before the run has a folder
     return lambda lr: function(lr, **given)

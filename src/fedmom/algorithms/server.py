@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedmom.algorithms.base import Algorithm, Reported, Server, as_server
-from fedmom.algorithms.local_work import full_gradient
+from fedmom.algorithms.local_work import check_positive, check_rate, check_share, full_gradient
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params, Schedule
 
@@ -38,6 +38,7 @@ def fedsgd(learning_rate: LearningRate = 1.0, lr: LearningRate = 0.1) -> Algorit
         >>> fedsgd(lr=0.5).work.count(round_=0, samples=25)  # one step
         1
     """
+    check_rate(learning_rate)
     return Algorithm(optax.sgd(learning_rate), full_gradient(lr))
 
 
@@ -56,6 +57,7 @@ def fedavg(learning_rate: LearningRate = 1.0) -> optax.GradientTransformation:
         >>> float(updates[0])
         -2.0
     """
+    check_rate(learning_rate)
     return optax.sgd(learning_rate)
 
 
@@ -89,7 +91,8 @@ def fedmom(
         >>> float(updates[0])  # -η g + β (-η g)
         -1.899999976158142
     """
-    check_momentum(momentum)
+    check_rate(learning_rate)
+    check_share("momentum", momentum)
 
     def init(params: Params) -> FedMomState:
         return FedMomState(jnp.zeros([], jnp.int32), jax.tree.map(jnp.zeros_like, params))
@@ -153,7 +156,8 @@ def fedavgm(
         >>> float(first[0]), float(second[0])
         (-1.0, -1.5)
     """
-    check_momentum(momentum)
+    check_rate(learning_rate)
+    check_share("momentum", momentum)
     return optax.sgd(learning_rate, momentum=momentum)
 
 
@@ -211,6 +215,7 @@ def fedadam(
         >>> round(float(updates[0]), 3)  # -η g / √((1 - β₂) g²)
         -0.2
     """
+    check_share("beta2", beta2)
     return _adaptive(learning_rate, momentum, tau, lambda s, g: beta2 * s + (1 - beta2) * g * g)
 
 
@@ -238,6 +243,7 @@ def fedyogi(
         >>> round(float(updates[0]), 3)  # its first step is Adam's
         -0.2
     """
+    check_share("beta2", beta2)
 
     def square(s: jax.Array, g: jax.Array) -> jax.Array:
         return s - (1 - beta2) * g * g * jnp.sign(s - g * g)
@@ -255,7 +261,9 @@ def _adaptive(
 
     As published: no bias correction, and s starts at τ².
     """
-    check_momentum(momentum)
+    check_rate(learning_rate)
+    check_share("momentum", momentum)
+    check_positive("tau", tau)
 
     def init(params: Params) -> AdaptiveState:
         return AdaptiveState(
@@ -331,9 +339,3 @@ def averaged(optimizer: Server | optax.GradientTransformation, decay: float) -> 
         return state.mean
 
     return Server(init, step, broadcast, model, server.norm)
-
-
-def check_momentum(momentum: float) -> None:
-    """Refuse a momentum outside [0, 1)."""
-    if not 0 <= momentum < 1:
-        raise FedMomError(f"momentum {momentum} is not in [0, 1). The paper uses 0.9.")

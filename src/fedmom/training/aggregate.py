@@ -213,7 +213,7 @@ class _Parts(NamedTuple):
                 returned = after(aggregate, states[place], here)
                 aggregate, new[place], found = reported(returned, f"after of {names[place]}")
                 metrics |= _named(names[place], found)
-        if self.stages:
+        if self.stages or self.rule.each is not None:
             _check_form(aggregate, self.forms[0])
         return aggregate, tuple(new), metrics
 
@@ -250,9 +250,9 @@ def _check_form(aggregate: Params, form: Form) -> None:
     shapes = [[shape for shape, _ in each.leaves] for each in (found, form)]
     if found.structure != form.structure or shapes[0] != shapes[1]:
         raise FedMomError(
-            f"The stages turn an update of {form.structure} with shapes {shapes[1]} into an"
-            f" aggregate of {found.structure} with shapes {shapes[0]}. decode, or after where there"
-            " is no decode, must undo what encode does."
+            f"The rule and the stages turn updates of {form.structure} with shapes {shapes[1]} into"
+            f" an aggregate of {found.structure} with shapes {shapes[0]}. decode, or after where"
+            " there is no decode, must undo what encode does."
         )
 
 
