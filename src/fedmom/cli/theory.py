@@ -98,7 +98,7 @@ def estimate(out: Path | None, **options: Any) -> None:
     OUT.print(tables.estimates_table(experiment, found))
     OUT.print(tables.LOCAL_ESTIMATES)
     if out is not None:
-        row = {"setting": asdict(setting_of(experiment)), "estimates": found.row()}
+        row = {"setting": asdict(setting_of(experiment)), "estimates": asdict(found)}
         write_atomic(out, json.dumps(row, indent=2, allow_nan=False).encode())
         OUT.print(f"Estimates: {out}")
 

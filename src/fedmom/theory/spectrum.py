@@ -7,8 +7,8 @@ less their mean. All of it is local to the model at which it is measured.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.flatten_util
@@ -48,15 +48,6 @@ class Spectrum:
     difference: Energy
     noise: Energy
     sharpness_spread: float
-
-    def row(self) -> dict[str, Any]:
-        """Return everything as plain numbers, for JSON."""
-        return {
-            key: {n: v.tolist() for n, v in zip(Energy._fields, value, strict=True)}
-            if isinstance(value, tuple)
-            else value
-            for key, value in asdict(self).items()
-        }
 
 
 def lanczos(product: Product, start: Array, steps: int) -> tuple[Energy, Array]:
