@@ -90,7 +90,7 @@ def estimate(out: Path | None, **options: Any) -> None:
     """
     from fedmom.cli import theory_tables as tables
     from fedmom.theory.estimate import estimate_task
-    from fedmom.theory.lr_check import setting_of
+    from fedmom.theory.lr_advice import setting_of
 
     experiment, budget, short_run = _task(options)
     with bars(OUT) as bar:
@@ -193,7 +193,7 @@ def check(folder: Path) -> None:
     from fedmom.experiments.build import prepare
     from fedmom.experiments.folder import RunFolder
     from fedmom.experiments.results import THEORY
-    from fedmom.theory.lr_check import sentence
+    from fedmom.theory.lr_advice import sentence
 
     text = sentence(prepare(RunFolder.open(folder).settings()))
     write_atomic(folder / THEORY, json.dumps({"sentence": text}).encode())
@@ -369,8 +369,7 @@ def _prove(
 ) -> None:
     """Print and draw what the theorems guarantee."""
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory.lr_advice import bound_figure, measured_gradients
-    from fedmom.theory.lr_check import setting_of
+    from fedmom.theory.lr_advice import bound_figure, measured_gradients, setting_of
     from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
 
     constants, setting = found.constants(), setting_of(experiment)

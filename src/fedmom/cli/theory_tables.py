@@ -118,8 +118,8 @@ def experience_table(found: Mapping[str, BestLr | None], folder: Path) -> Table:
         view.add_column(algorithm, justify="right", no_wrap=True)
         if best is not None:
             whats.append(
-                f"{algorithm}: test accuracy {best.accuracy:.3f} after {best.rounds} rounds,"
-                f" best of {best.tried} γ, {best.seeds} seed{'s' * (best.seeds > 1)}"
+                f"{algorithm}: test accuracy {best.accuracy:.3f} after {best.config.rounds} rounds,"
+                f" best of {len(best.accuracies)} γ, {best.seeds} seed{'s' * (best.seeds > 1)}"
             )
     view.add_column("what it is")
     cells = ("none" if best is None else f"{best.lr:g}" for best in found.values())
