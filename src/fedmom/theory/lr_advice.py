@@ -12,7 +12,6 @@ import shlex
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -158,14 +157,11 @@ def next_lrs(best: BestLr) -> list[float]:
     """Return the γ to try next; none if the best has near neighbours."""
     below, above = best.neighbours
     found = []
-    if below is None:
-        found.append(best.lr / SPACING)
-    elif best.lr / below > GAP:
-        found.append((best.lr * below) ** 0.5)
-    if above is None:
-        found.append(best.lr * SPACING)
-    elif above / best.lr > GAP:
-        found.append((best.lr * above) ** 0.5)
+    for other, beyond in ((below, best.lr / SPACING), (above, best.lr * SPACING)):
+        if other is None:
+            found.append(beyond)
+        elif max(other / best.lr, best.lr / other) > GAP:
+            found.append((best.lr * other) ** 0.5)
     return [_rounded(lr) for lr in found]
 
 
@@ -196,7 +192,13 @@ def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -
         One line for a shell.
     """
     words = ["fedmom", "sweep"]
-    usual = _usual(config, clients)
+    usual = {
+        "clients_per_round": RunConfig.model_fields["clients_per_round"].default,
+        "batch_size": RunConfig.model_fields["batch_size"].default,
+        "local_steps": DEFAULT_STEPS,
+        "server_lr": clients / config.clients_per_round,
+        "momentum": algorithms.default_of(config.algorithm, "momentum"),
+    }
     for name in SHARED:
         value = getattr(config, name)
         if value is not None and value != usual.get(name):
@@ -212,18 +214,6 @@ def differences(best: RunConfig, task: RunConfig) -> list[str]:
         names.remove("momentum")  # only one of the two has it
     pairs = [(name, getattr(best, name), getattr(task, name)) for name in names]
     return [f"{kebab(name)} {b} (here {t})" for name, b, t in pairs if b != t]
-
-
-def _usual(config: RunConfig, clients: int) -> dict[str, Any]:
-    """Return the settings that a command can leave out."""
-    fields = RunConfig.model_fields
-    return {
-        "clients_per_round": fields["clients_per_round"].default,
-        "batch_size": fields["batch_size"].default,
-        "local_steps": DEFAULT_STEPS,
-        "server_lr": clients / config.clients_per_round,
-        "momentum": algorithms.default_of(config.algorithm, "momentum"),
-    }
 
 
 def _rounded(lr: float) -> float:
