@@ -15,12 +15,12 @@ import argparse
 
 import bad_cases
 import numpy as np
+from problems import gradient_squares, random_quadratics, random_waves, simulate
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from fedmom.theory import CORRECTED_FEDMOM, Setting
-from fedmom.theory.problems import gradient_squares, random_quadratics, random_waves, simulate
 
 ERR = Console(stderr=True)
 ROUNDS, RUNS = 60, 64

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from benchmarks import bad_cases
 from benchmarks.bad_cases import DECAYS, Case, gradient_squares, ratio, search
+from benchmarks.problems import Quadratics, random_quadratics
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmom.theory import CORRECTED_FEDMOM, Setting
-from fedmom.theory.problems import Quadratics, random_quadratics
 from tests.conftest import ROOT
 
 CONSTANT, FALLING = DECAYS[:1], DECAYS[1:]
