@@ -33,6 +33,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpy.typing import NDArray
 from rich.progress import Progress
 from scipy.special import stdtrit  # scipy.stats has the same, and loads for a second
 
@@ -46,6 +47,7 @@ from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
 from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
+from fedmom.runtimes.base import Block, Runtime
 from fedmom.runtimes.local import LocalRuntime
 from fedmom.theory.constants import Array, Constants
 from fedmom.theory.measurement_budget import EstimateBudget, Tick
@@ -164,14 +166,14 @@ def estimate(
     rounds = sorted(models)
     losses, products = zip(*(_gradients(sample, models[t]) for t in rounds), strict=True)
     few = [models[rounds[i]] for i in spaced(len(rounds) - 1, budget.models)]
-    # One step of size 1 sends back the gradient of a batch; a round's number names the batch.
-    step = Algorithm(fedavg(), LocalWork(lr=1.0, steps=1, batch_size=batch_size))
-    workload, pairs = Workload(data, model, step, seed), budget.pairs if batch_size else 0
+    work = Algorithm(fedavg(), LocalWork(lr=1.0, steps=1, batch_size=batch_size))
+    runtime = LocalRuntime(Workload(data, model, work, seed), workers=1)
+    pairs = budget.pairs if batch_size else 0
     smoothness, smoothness_of_f = _smoothness(sample, few, seed, tick)
     seen = Measured(
         losses=np.array(losses),
         products=np.array(products),
-        variances=_variances(workload, sample, few, pairs, tick),
+        variances=_variances(runtime, sample, few, pairs, tick),
         weights=sample.weights,
         share=len(sample.clients) / data.clients,
     )
@@ -207,22 +209,30 @@ def _gradients(sample: Subproblem, params: Params) -> tuple[Array, Array]:
     return losses, np.asarray(rows @ rows.T, np.float64)
 
 
+def batch_gradient(
+    runtime: Runtime, batch: int, clients: NDArray[np.int64], params: Params
+) -> Params:
+    """Return the gradient of a batch of the first of some clients.
+
+    The runtime's work is one step of size 1, which sends it back; a round's number names the batch.
+    """
+    runtime.ask(batch, clients, params)
+    block = next(runtime.replies())
+    assert isinstance(block, Block)
+    runtime.cancel()
+    return jax.tree.map(lambda leaf: leaf[0], block.update)
+
+
 def _variances(
-    work: Workload, sample: Subproblem, models: list[Params], pairs: int, tick: Tick
+    runtime: Runtime, sample: Subproblem, models: list[Params], pairs: int, tick: Tick
 ) -> Array:
     """Return the variance of batch gradients, from pairs of batches, by model and client."""
-    runtime = LocalRuntime(work, workers=1)
-
-    def gradient(params: Params, batch: int, client: int) -> Params:
-        runtime.ask(batch, sample.clients[client : client + 1], params)
-        (block,) = runtime.replies()
-        return block.update
-
     found = np.zeros((len(models), len(sample.clients)))
     for m, params in enumerate(models):
         for k in range(len(sample.clients)):
+            client = sample.clients[k : k + 1]
             for pair in range(pairs):
-                a, b = (gradient(params, 2 * pair + j, k) for j in range(2))
+                a, b = (batch_gradient(runtime, 2 * pair + j, client, params) for j in range(2))
                 found[m, k] += float(_distance(a, b)) ** 2 / 2 / pairs
             tick()
     return found

@@ -247,15 +247,12 @@ def after_round(now: Moments, g: RoundMoments, beta: Array, decay: float | None 
         wd=beta * ed - with_e - beta * more * with_d + more * square,
         dd=beta2 * now.dd - 2 * beta * with_d + square,
     )
-    return after if decay is None else _summed(now, after, g, beta, decay)
-
-
-def _summed(now: Moments, after: Moments, g: RoundMoments, beta: Array, decay: float) -> Moments:
-    """Add the moments of s' = decay s + (1 - decay) w'."""
-    with_g = g.a * now.sw - g.b * now.s
-    with_w = now.sw + beta**2 * now.sd - (1 + beta) * with_g
+    if decay is None:
+        return after
+    # s' = decay s + (1 - decay) w'.
+    with_g, new = g.a * now.sw - g.b * now.s, 1 - decay
+    with_w = now.sw + beta2 * now.sd - more * with_g
     with_d = beta * now.sd - with_g
-    new = 1 - decay
     return after._replace(
         s=decay * now.s + new * after.w,
         sw=decay * with_w + new * after.ww,

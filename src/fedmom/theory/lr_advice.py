@@ -27,9 +27,8 @@ from fedmom.experiments import build, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.reports.charts import Chart, Figure, Line
-from fedmom.runtimes.base import Block
 from fedmom.theory.constants import Constants, Setting
-from fedmom.theory.estimate import spaced, walk
+from fedmom.theory.estimate import batch_gradient, spaced, walk
 from fedmom.theory.theorems import CORRECTED_FEDMOM
 from fedmom.training.subproblem import Subproblem
 
@@ -357,11 +356,7 @@ def quick_smoothness(experiment: Experiment) -> float:
         there = jax.device_put(tree, device)
         total = np.zeros_like(vector)
         for batch in range(batches):
-            runtime.ask(batch, cohort, there)
-            block = next(runtime.replies())
-            assert isinstance(block, Block)
-            total += _flat([leaf[0] for leaf in jax.tree.leaves(block.update)])
-            runtime.cancel()
+            total += _flat(jax.tree.leaves(batch_gradient(runtime, batch, cohort, there)))
         return total / np.float32(batches)
 
     here = _flat(leaves)

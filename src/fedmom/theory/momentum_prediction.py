@@ -39,8 +39,7 @@ from fedmom.theory.momentum_map import (
     momentum_map,
 )
 from fedmom.theory.quadratic import Plan, QuadraticClients, curvature_kinds
-from fedmom.theory.spectrum import Energy, Spectrum, measure
-from fedmom.training.subproblem import Subproblem
+from fedmom.theory.spectrum import Energy, Spectrum, measure, sample_of
 
 AROUND = (0.1, 0.25, 0.5, 1.0, 2.0)  # horizons of a task's map: its own, times these
 # A net that has left the region of its quadratic does not come back as the quadratic would.
@@ -115,13 +114,7 @@ def predict(
         if t % short_run == 0:
             models[t] = params
         tick()
-    sample = Subproblem(
-        experiment.model,
-        experiment.data,
-        clients=budget.clients,
-        samples=budget.samples,
-        seed=experiment.config.seed,
-    )
+    sample = sample_of(experiment, budget.clients, budget.samples)
     losses = {t: float(sample.gradient(params)[0]) for t, params in models.items()}
     found = []
     for t in (0, short_run):
