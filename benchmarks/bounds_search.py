@@ -13,13 +13,14 @@ Two answers, for a constant γ and for one that falls (1/√t, cosine):
 
 import argparse
 
+import bad_cases
 import numpy as np
+from problems import gradient_squares, random_quadratics, random_waves, simulate
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedmom.theory import CORRECTED_FEDMOM, Setting, bad_cases
-from fedmom.theory.problems import gradient_squares, random_quadratics, random_waves, simulate
+from fedmom.theory import CORRECTED_FEDMOM, Setting
 
 ERR = Console(stderr=True)
 ROUNDS, RUNS = 60, 64

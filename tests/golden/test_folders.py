@@ -134,10 +134,10 @@ def test_what_experiments_found_is_read_from_them(copied):
     folder = copied("sweep_finished")
     best = lr_advice.found_best(folder, "synthetic:clients=6", "logreg", "fedmom")
     runs = [results.read(folder / f"lr0.01_seed{seed}") for seed in (0, 1)]
-    assert (best.lr, best.rounds, best.seeds, best.tried) == (0.01, 4, 2, 1)
+    assert (best.lr, best.config.rounds, best.seeds, len(best.accuracies)) == (0.01, 4, 2, 1)
     assert best.accuracy == pytest.approx(sum(r.last("test", "accuracy") for r in runs) / 2)
     wider = lr_advice.found_best(FOLDERS, "synthetic:clients=6", "logreg", "fedavg")
-    assert (wider.lr, wider.rounds) == (0.01, 4)
+    assert (wider.lr, wider.config.rounds) == (0.01, 4)
 
 
 def test_advice_shows_what_they_found(copied, tmp_path):

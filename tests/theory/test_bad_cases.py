@@ -5,12 +5,13 @@ import runpy
 
 import numpy as np
 import pytest
+from benchmarks import bad_cases
+from benchmarks.bad_cases import DECAYS, Case, gradient_squares, ratio, search
+from benchmarks.problems import Quadratics, random_quadratics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmom.theory import CORRECTED_FEDMOM, Setting, bad_cases
-from fedmom.theory.bad_cases import DECAYS, Case, gradient_squares, ratio, search
-from fedmom.theory.problems import Quadratics, random_quadratics
+from fedmom.theory import CORRECTED_FEDMOM, Setting
 from tests.conftest import ROOT
 
 CONSTANT, FALLING = DECAYS[:1], DECAYS[1:]
@@ -114,7 +115,8 @@ def test_the_worst_case_of_a_long_search_stays_below_the_bound(decays):
     assert LONG[decays] < reached <= 1
 
 
-def test_the_script_behind_the_page_counts_problems_below_the_bound():
+def test_the_script_behind_the_page_counts_problems_below_the_bound(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     script = runpy.run_path(str(ROOT / "benchmarks" / "bounds_search.py"))
     rng = np.random.default_rng(0)
     trainings = [script["draw"](rng) for _ in range(15)]

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks.problems import Quadratics, gradient_squares, simulate
 
 import fedmom
 from fedmom.theory import CORRECTED_FEDAVG, CORRECTED_FEDMOM, THEOREM_1, lemma1
@@ -29,6 +30,16 @@ def test_every_assumption_is_met():
     assert pytest.approx(LR) == example.LR
     assert THEOREM_1.applies(constants, setting, example.LR)
     assert CORRECTED_FEDMOM.applies(constants, setting, example.LR)
+
+
+def test_constants_and_path_are_those_of_the_quadratics():
+    problem = Quadratics(
+        np.full(2, 0.5), example.CURVATURES[:, None, None], example.SLOPES[:, None]
+    )
+    start = np.array([example.START])
+    assert problem.constants(start, example.CONSTANTS.similarity) == example.CONSTANTS
+    models = simulate(problem, example.SETTING, example.LR, 300, start)[:-1, 0]
+    np.testing.assert_array_equal(example.measured(300), gradient_squares(problem, models))
 
 
 def test_fedavg_ends_beside_the_minimum():

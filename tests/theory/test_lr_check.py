@@ -8,7 +8,7 @@ import fedmom
 from fedmom import theory
 from fedmom.cli.main import cli
 from fedmom.experiments import build, settings
-from fedmom.theory import lr_check
+from fedmom.theory import lr_advice
 from fedmom.theory.constants import Constants
 
 
@@ -18,24 +18,24 @@ def prepared(**values):
 
 def test_a_step_that_no_theorem_covers_is_told_in_one_line():
     experiment = prepared(lr=0.5)
-    note = lr_check.sentence(experiment)
-    setting = lr_check.setting_of(experiment)
-    smoothness = lr_check.quick_smoothness(experiment)
+    note = lr_advice.sentence(experiment)
+    setting = lr_advice.setting_of(experiment)
+    smoothness = lr_advice.quick_smoothness(experiment)
     constants = Constants(smoothness=smoothness, variance=0, gap=0)
     largest = theory.CORRECTED_FEDMOM.max_lr(constants, setting)
     for part in (f"lr 0.5 is above {largest:.2g}", "η = 3", "H = 10", "docs/theory.md"):
         assert part in note
     assert "\n" not in note
-    assert "is at most" in lr_check.sentence(prepared(lr=largest * 0.99))
+    assert "is at most" in lr_advice.sentence(prepared(lr=largest * 0.99))
     later = prepared(lr=f"linear:start={largest / 2},end=1,rounds=9")
-    assert "lr 1 is above" in lr_check.sentence(later)
+    assert "lr 1 is above" in lr_advice.sentence(later)
 
 
 @pytest.mark.parametrize(
     "values", [{"solver": "adam"}, {"weighting": "cohort"}, {"algorithm": "fedadam"}, {"prox": 1}]
 )
 def test_what_the_theorem_does_not_cover_is_told(values):
-    assert "does not cover this run" in lr_check.sentence(prepared(lr=100.0, **values))
+    assert "does not cover this run" in lr_advice.sentence(prepared(lr=100.0, **values))
 
 
 def test_the_quick_smoothness_is_below_the_true_one():
@@ -44,13 +44,13 @@ def test_the_quick_smoothness_is_below_the_true_one():
     smallest = int(np.argmin(experiment.data.train.size))
     start, size = (int(v[smallest]) for v in experiment.data.train)
     x = experiment.data.arrays["x"][start : start + size]
-    found = lr_check.quick_smoothness(experiment)
+    found = lr_advice.quick_smoothness(experiment)
     assert 0 < found <= (np.sum(x**2, axis=1) + 1).max() / 2
 
 
 def test_setting_of_a_run_is_what_it_does():
     experiment = prepared(**{"local-epochs": 2, "batch-size": 7, "momentum": 0.3})
-    setting = lr_check.setting_of(experiment)
+    setting = lr_advice.setting_of(experiment)
     mean = round(experiment.data.train.size.mean())
     sizes = experiment.data.train.size
     assert setting.local_steps == 2 * -(-mean // 7)
@@ -70,20 +70,20 @@ def test_setting_of_a_run_is_what_it_does():
     ids=str,
 )
 def test_nor_does_it_cover_what_changes_the_method(values):
-    assert "does not cover this run" in lr_check.sentence(prepared(lr=100.0, **values))
+    assert "does not cover this run" in lr_advice.sentence(prepared(lr=100.0, **values))
 
 
 def test_the_check_does_not_depend_on_workers_and_repeats():
-    one = lr_check.quick_smoothness(prepared(seed=4, runtime="local:workers=1"))
-    assert one == lr_check.quick_smoothness(prepared(seed=4, runtime="local:workers=2"))
-    assert one != lr_check.quick_smoothness(prepared(seed=5))
+    one = lr_advice.quick_smoothness(prepared(seed=4, runtime="local:workers=1"))
+    assert one == lr_advice.quick_smoothness(prepared(seed=4, runtime="local:workers=2"))
+    assert one != lr_advice.quick_smoothness(prepared(seed=5))
 
 
 def test_a_model_of_two_client_sizes_is_checked_by_full_gradients_of_the_small():
     """FedSGD's gradient is not worth the wait where even the smallest client is large."""
-    assert "is above" in lr_check.sentence(prepared(lr=100.0, algorithm="fedsgd"))
+    assert "is above" in lr_advice.sentence(prepared(lr=100.0, algorithm="fedsgd"))
     large = {"data": "glyphs:writers=2,samples=400", "model": "logreg", "clients-per-round": 1}
-    assert "does not cover" in lr_check.sentence(prepared(lr=100.0, algorithm="fedsgd", **large))
+    assert "does not cover" in lr_advice.sentence(prepared(lr=100.0, algorithm="fedsgd", **large))
 
 
 def test_the_command_says_it_and_the_page_shows_it(tmp_path):

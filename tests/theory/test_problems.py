@@ -3,13 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-import fedmom
-from fedmom.algorithms import schedules
-from fedmom.theory import CORRECTED_FEDMOM, Setting
-from fedmom.theory.problems import (
+from benchmarks.problems import (
     Quadratics,
     Waves,
     gradient_squares,
@@ -17,6 +11,12 @@ from fedmom.theory.problems import (
     random_waves,
     simulate,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmom
+from fedmom.algorithms import schedules
+from fedmom.theory import CORRECTED_FEDMOM, Setting
 from fedmom.training.samplers import cohort
 
 seeds = st.integers(0, 2**32 - 1)

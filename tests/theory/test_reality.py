@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedmom.theory import CORRECTED_FEDMOM, THEOREM_1, THEOREM_2, Setting
-from fedmom.theory.problems import (
+from benchmarks.problems import (
     Quadratics,
     gradient_squares,
     random_quadratics,
     random_waves,
     simulate,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmom.theory import CORRECTED_FEDMOM, THEOREM_1, THEOREM_2, Setting
 
 seeds = st.integers(0, 2**32 - 1)
 

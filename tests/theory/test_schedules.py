@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.problems import gradient_squares, random_quadratics, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from fedmom.theory import (
     power_vanishes,
 )
 from fedmom.theory.constants import Constants
-from fedmom.theory.problems import gradient_squares, random_quadratics, simulate
 from tests.theory.test_proof import cases
 from tests.theory.test_reality import trainings
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,14 @@ from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.reports.charts import Figure
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.measurement_budget import EstimateBudget, SpectrumBudget
+from fedmom.theory.momentum_map import PANELS, PER_ROUND, figure, general_maps
+from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
 
 if TYPE_CHECKING:
     from fedmom.experiments.build import Experiment
-    from fedmom.reports.charts import Figure
     from fedmom.theory.estimate import Estimates
     from fedmom.theory.lr_advice import BestLr
 
@@ -90,7 +92,7 @@ def estimate(out: Path | None, **options: Any) -> None:
     """
     from fedmom.cli import theory_tables as tables
     from fedmom.theory.estimate import estimate_task
-    from fedmom.theory.lr_check import setting_of
+    from fedmom.theory.lr_advice import setting_of
 
     experiment, budget, short_run = _task(options)
     with bars(OUT) as bar:
@@ -98,7 +100,7 @@ def estimate(out: Path | None, **options: Any) -> None:
     OUT.print(tables.estimates_table(experiment, found))
     OUT.print(tables.LOCAL_ESTIMATES)
     if out is not None:
-        row = {"setting": asdict(setting_of(experiment)), "estimates": found.row()}
+        row = {"setting": asdict(setting_of(experiment)), "estimates": asdict(found)}
         write_atomic(out, json.dumps(row, indent=2, allow_nan=False).encode())
         OUT.print(f"Estimates: {out}")
 
@@ -126,7 +128,6 @@ def bounds(estimates: Path | None, lr: float | None, rounds: int, **options: Any
         --local-steps 10 --server-lr 10 --momentum 0.9 --rounds 2000 --lr 0.001
     """
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
 
     constants, setting = _given(estimates, options)
     OUT.print(tables.bounds_table(constants, setting, rounds, lr))
@@ -193,7 +194,7 @@ def check(folder: Path) -> None:
     from fedmom.experiments.build import prepare
     from fedmom.experiments.folder import RunFolder
     from fedmom.experiments.results import THEORY
-    from fedmom.theory.lr_check import sentence
+    from fedmom.theory.lr_advice import sentence
 
     text = sentence(prepare(RunFolder.open(folder).settings()))
     write_atomic(folder / THEORY, json.dumps({"sentence": text}).encode())
@@ -208,10 +209,10 @@ def counterexample(out: Path) -> None:
     The corrected bound is shown next to the paper's.
     """
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory.counterexample import compare, figure
+    from fedmom.theory import counterexample as example
 
-    OUT.print(tables.counterexample_table(compare([10**power for power in range(6)])))
-    _draw(figure(), out)
+    OUT.print(tables.counterexample_table(example.compare([10**power for power in range(6)])))
+    _draw(example.figure(), out)
 
 
 @theory_commands.command()
@@ -267,16 +268,9 @@ def _given(file: Path | None, options: Mapping[str, Any]) -> tuple[Constants, Se
     for name, value in options.items():
         if value is not None:
             (setting if name in Setting.__dataclass_fields__ else constants)[name] = value
-    needed = {
-        "smoothness": "--L",
-        "variance": "--sigma2",
-        "gap": "--gap",
-        "clients": "--clients",
-        "per_round": "--clients-per-round",
-        "local_steps": "--local-steps",
-    }
-    missing = [flag for name, flag in needed.items() if name not in {**constants, **setting}]
-    if missing:
+    needed = [f.name for f in (*fields(Constants), *fields(Setting)) if f.default is MISSING]
+    flags = {p.name: p.opts[0] for p in click.get_current_context().command.params}
+    if missing := [flags[name] for name in needed if name not in {**constants, **setting}]:
         raise FedMomError(
             f"{', '.join(missing)} missing. Give them, or --estimates with a file of"
             " `fedmom theory estimate --out`."
@@ -369,9 +363,7 @@ def _prove(
 ) -> None:
     """Print and draw what the theorems guarantee."""
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory.lr_advice import bound_figure, measured_gradients
-    from fedmom.theory.lr_check import setting_of
-    from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
+    from fedmom.theory.lr_advice import bound_figure, measured_gradients, setting_of
 
     constants, setting = found.constants(), setting_of(experiment)
     momentum = experiment.config.algorithm == "fedmom"
@@ -388,7 +380,6 @@ def _prove(
 def _general_momentum(beta: float, out: Path) -> None:
     """Print and draw the map of random populations."""
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory.momentum_map import PANELS, PER_ROUND, figure, general_maps
 
     with bars(OUT) as bar:
         task = bar.add_task("map", total=len(PANELS) * len(PER_ROUND))
@@ -404,7 +395,6 @@ def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path
     """Print the prediction for a task, and draw its map if there is a folder for it."""
     from fedmom.cli import theory_tables as tables
     from fedmom.experiments import build
-    from fedmom.theory.momentum_map import PER_ROUND, figure
     from fedmom.theory.momentum_prediction import map_of_task, predict, ticks
 
     budget = SpectrumBudget(clients=options.pop("clients"))
@@ -440,11 +430,11 @@ def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path
     _draw(figure([(name, drawn)], task=place), out)
 
 
-def _draw(figure: "Figure", out: Path, *, note: bool = True) -> None:
+def _draw(drawn: Figure, out: Path, *, note: bool = True) -> None:
     """Print a figure's note, save it, and print where it is."""
     from fedmom.reports import drawing
 
     if note:
-        OUT.print(figure.note)
-    for path in drawing.save(figure, out):
+        OUT.print(drawn.note)
+    for path in drawing.save(drawn, out):
         OUT.print(f"Figure: {path}")

@@ -33,10 +33,14 @@ MEASURED = (
 )
 
 
-def plain_table(title: str, first: str) -> Table:
-    """Return an empty table with a title and its first column."""
+def plain_table(title: str, first: str, numbers: Sequence[str] = (), last: str = "") -> Table:
+    """Return an empty table: a first column, columns of numbers, and perhaps one of text."""
     view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
     view.add_column(first, no_wrap=True)
+    for name in numbers:
+        view.add_column(name, justify="right", no_wrap=True)
+    if last:
+        view.add_column(last)
     return view
 
 
@@ -48,10 +52,9 @@ def estimates_table(experiment: Experiment, found: Estimates) -> Table:
         f" clients with {found.samples} samples, {len(found.rounds)} models of rounds 0 to {last}"
         f" ({found.models} for L and σ²)",
         "",
+        ("estimate", "90 % interval"),
+        "what it is",
     )
-    for column in ("estimate", "90 % interval"):
-        view.add_column(column, justify="right", no_wrap=True)
-    view.add_column("what it is")
     batch = "all samples" if found.batch_size is None else f"{found.batch_size} samples"
     for name, value, what in (
         ("L", found.smoothness, _of_smoothness(found)),
@@ -89,17 +92,14 @@ def _of_smoothness(found: Estimates) -> str:
 
 def bounds_table(constants: Constants, setting: Setting, rounds: int, lr: float | None) -> Table:
     """Return every theorem with the γ it allows and its bound as a table."""
+    columns = ("algorithm", "largest γ", "bound there")
     view = plain_table(
         f"Bounds on |∇f|² after T = {rounds:,} rounds: K = {setting.clients},"
         f" M = {setting.per_round}, H = {setting.local_steps}, η = {setting.server_lr:g},"
         f" β = {setting.momentum:g}",
         "theorem",
+        columns if lr is None else (*columns, f"bound at\nγ = {lr:g}"),
     )
-    columns = ["algorithm", "largest γ", "bound there"]
-    if lr is not None:
-        columns.append(f"bound at\nγ = {lr:g}")
-    for column in columns:
-        view.add_column(column, justify="right", no_wrap=True)
     for row in apply_all(constants, setting, rounds, lr):
         theorem = row.theorem
         numbers = [row.largest_lr, row.bound, *([] if lr is None else [row.bound_at])]
@@ -112,16 +112,14 @@ def bounds_table(constants: Constants, setting: Setting, rounds: int, lr: float 
 
 def experience_table(found: Mapping[str, BestLr | None], folder: Path) -> Table:
     """Return the γ that experiments found best as a table, algorithm by algorithm."""
-    view = plain_table(f"Learning rates γ: what the runs in {folder} found", "")
-    whats = []
-    for algorithm, best in found.items():
-        view.add_column(algorithm, justify="right", no_wrap=True)
-        if best is not None:
-            whats.append(
-                f"{algorithm}: test accuracy {best.accuracy:.3f} after {best.rounds} rounds,"
-                f" best of {best.tried} γ, {best.seeds} seed{'s' * (best.seeds > 1)}"
-            )
-    view.add_column("what it is")
+    title = f"Learning rates γ: what the runs in {folder} found"
+    view = plain_table(title, "", list(found), "what it is")
+    whats = [
+        f"{algorithm}: test accuracy {best.accuracy:.3f} after {best.config.rounds} rounds,"
+        f" best of {len(best.accuracies)} γ, {best.seeds} seed{'s' * (best.seeds > 1)}"
+        for algorithm, best in found.items()
+        if best is not None
+    ]
     cells = ("none" if best is None else f"{best.lr:g}" for best in found.values())
     view.add_row("experiments", *cells, "; ".join(whats))
     return view
@@ -145,10 +143,8 @@ def experience_lines(best: BestLr, task: RunConfig) -> list[str]:
 
 def proven_table(constants: Constants, setting: Setting, rounds: int) -> Table:
     """Return the γ at which the corrected bounds are least as a table."""
-    view = plain_table("What is proven: a guarantee, not the γ that trains best", "")
-    for column in ("fedavg", "fedmom"):
-        view.add_column(column, justify="right", no_wrap=True)
-    view.add_column("what it is")
+    title = "What is proven: a guarantee, not the γ that trains best"
+    view = plain_table(title, "", ("fedavg", "fedmom"), "what it is")
     theorems = (CORRECTED_FEDAVG, CORRECTED_FEDMOM)
     pairs = [theorem.best(constants, setting, rounds) for theorem in theorems]
     bounds = " and ".join(f"{bound:.3g}" for _, bound in pairs)
@@ -159,9 +155,8 @@ def proven_table(constants: Constants, setting: Setting, rounds: int) -> Table:
 
 def counterexample_table(found: Comparison) -> Table:
     """Return what was measured on the counterexample and both bounds as a table."""
-    view = plain_table("min |∇f(w_t)|² of FedAvg on f₁ = w²/2, f₂ = -w", "rounds T")
-    for column in ("measured", "paper,\nTheorem 1", "corrected,\nTheorem 1'", "paper's bound"):
-        view.add_column(column, justify="right")
+    numbers = ("measured", "paper,\nTheorem 1", "corrected,\nTheorem 1'", "paper's bound")
+    view = plain_table("min |∇f(w_t)|² of FedAvg on f₁ = w²/2, f₂ = -w", "rounds T", numbers)
     columns = (found.rounds, found.measured, found.paper, found.corrected)
     for t, measured, paper, corrected in zip(*columns, strict=True):
         broken = "is broken" if paper < measured else "holds"
@@ -175,10 +170,8 @@ def general_map_table(panels: Sequence[tuple[int, float, MomentumMap]], beta: fl
         f"FedAvg's expected excess loss over FedMom's: K = 200, H = 10, β = {beta:g}, population"
         " weights, constant γ",
         "condition, spread = noise",
+        ("M", *(f"T = {t:,}" for t in HORIZONS)),
     )
-    view.add_column("M", justify="right")
-    for t in HORIZONS:
-        view.add_column(f"T = {t:,}", justify="right", no_wrap=True)
     for condition, spread, found in panels:
         for name, row in zip(found.rows, found.ratios, strict=True):
             view.add_row(f"{condition:,}, {spread}", name, *(f"{ratio:.2f}" for ratio in row))
@@ -187,9 +180,9 @@ def general_map_table(panels: Sequence[tuple[int, float, MomentumMap]], beta: fl
 
 def measured_table(experiment: Experiment, found: Sequence[Prediction]) -> Table:
     """Return what was measured at the models of a task as a table."""
-    view = plain_table(f"Measured: {experiment.config.model} on {experiment.data.name}", "model")
-    for column in ("loss", "then", "|∇f|²", "G²", "σ²", "steepest", "floor", "spread"):
-        view.add_column(column, justify="right", no_wrap=True)
+    title = f"Measured: {experiment.config.model} on {experiment.data.name}"
+    columns = ("loss", "then", "|∇f|²", "G²", "σ²", "steepest", "floor", "spread")
+    view = plain_table(title, "model", columns)
     for each in found:
         spectrum = each.spectrum
         energies = (spectrum.gradient, spectrum.difference, spectrum.noise)
@@ -209,10 +202,9 @@ def prediction_table(experiment: Experiment, found: Sequence[Prediction]) -> Tab
         f" M = {config.clients_per_round}, {config.weighting} weights, sampler {config.sampler},"
         f" lr {config.lr}",
         "model",
+        ("FedAvg:\nγ", "loss", "FedMom:\nγ", "loss", "ratio", "best\nβ"),
+        "so",
     )
-    for column in ("FedAvg:\nγ", "loss", "FedMom:\nγ", "loss", "ratio", "best\nβ"):
-        view.add_column(column, justify="right", no_wrap=True)
-    view.add_column("so", no_wrap=True)
     for each in found:
         duel, match = each.duel, each.matched
         pairs = [f"{x:.3g}" for best in (duel.fedavg, duel.fedmom) for x in (best.lr, best.loss)]

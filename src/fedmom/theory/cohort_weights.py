@@ -122,7 +122,10 @@ def _ratios(of_clients: tuple[float, ...], drawn: int) -> WeightMoments:
     share[:, 1:] *= 2  # the other half of the circle is the conjugate
     share *= (STEP * t * scale)[:, None]
     part = values * chance[:, None] * turn[:, None] / factor
-    return _expanded(*_summed(share, part, t, values), place)
+    mean, square, pairs = _summed(share, part, t, values)
+    product = pairs[np.ix_(place, place)]  # from sizes to the clients that have them
+    np.fill_diagonal(product, square[place])
+    return WeightMoments(mean[place], product)
 
 
 def _tilted(values: Array, counts: NDArray[np.int64], drawn: int, t: Array) -> tuple[Array, Array]:
@@ -153,13 +156,6 @@ def _summed(share: Array, part: Array, t: Array, values: Array) -> tuple[Array, 
     mean = once.sum(axis=0).real
     square = values * (times[:, None] * once).sum(axis=0).real
     return mean, square, ((times[:, None] * once).T @ terms).real
-
-
-def _expanded(mean: Array, square: Array, pairs: Array, place: NDArray[np.int64]) -> WeightMoments:
-    """From sizes to the clients that have them."""
-    product = pairs[np.ix_(place, place)]
-    np.fill_diagonal(product, square[place])
-    return WeightMoments(mean[place], product)
 
 
 def _by_size(sizes: Array, drawn: int) -> WeightMoments:

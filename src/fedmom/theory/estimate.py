@@ -24,7 +24,8 @@ tells how large the largest of all may be.
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpy.typing import NDArray
 from rich.progress import Progress
 from scipy.special import stdtrit  # scipy.stats has the same, and loads for a second
 
@@ -45,6 +47,7 @@ from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
 from fedmom.experiments.build import Experiment
 from fedmom.models.base import Model
+from fedmom.runtimes.base import Block, Runtime
 from fedmom.runtimes.local import LocalRuntime
 from fedmom.theory.constants import Array, Constants
 from fedmom.theory.measurement_budget import EstimateBudget, Tick
@@ -97,17 +100,11 @@ class Estimates:
             similarity=self.similarity.value,
         )
 
-    def row(self) -> dict[str, Any]:
-        """Return everything as plain numbers, for JSON."""
-        return asdict(self)
-
 
 def from_row(row: Mapping[str, Any]) -> Estimates:
-    """Return the estimates that ``row`` gave."""
-    values: dict[str, Any] = {
-        name: Estimate(**value) if isinstance(value, dict) else value for name, value in row.items()
-    }
-    return Estimates(**values)
+    """Return the estimates that ``asdict`` gave."""
+    parts: dict[str, Any] = {k: Estimate(**v) if isinstance(v, dict) else v for k, v in row.items()}
+    return Estimates(**parts)
 
 
 def walk(experiment: Experiment, rounds: int) -> Iterator[tuple[int, Params]]:
@@ -166,22 +163,22 @@ def estimate(
     """
     budget = budget or EstimateBudget()
     sample = Subproblem(model, data, clients=budget.clients, samples=budget.samples, seed=seed)
-    noise = _Noise(model, data, batch_size, sample, budget.pairs, seed)
-    curvature = _Curvature(sample, seed)
     rounds = sorted(models)
     losses, products = zip(*(_gradients(sample, models[t]) for t in rounds), strict=True)
     few = [models[rounds[i]] for i in spaced(len(rounds) - 1, budget.models)]
-    looks = [(noise(params, tick), *curvature(params, tick)) for params in few]
-    variances, smoothness, smoothness_of_f = zip(*looks, strict=True)
+    work = Algorithm(fedavg(), LocalWork(lr=1.0, steps=1, batch_size=batch_size))
+    runtime = LocalRuntime(Workload(data, model, work, seed), workers=1)
+    pairs = budget.pairs if batch_size else 0
+    smoothness, smoothness_of_f = _smoothness(sample, few, seed, tick)
     seen = Measured(
         losses=np.array(losses),
         products=np.array(products),
-        variances=np.array(variances),
+        variances=_variances(runtime, sample, few, pairs, tick),
         weights=sample.weights,
         share=len(sample.clients) / data.clients,
     )
     variance, dissimilarity, similarity, gap = summarize(seen, seed)
-    largest = np.max(smoothness, axis=0)  # of every client
+    largest = smoothness.max(axis=0)  # of every client
     path = seen.losses @ sample.weights
     return Estimates(
         smoothness=Estimate(float(largest.max()), float(largest.max()), None),
@@ -212,72 +209,62 @@ def _gradients(sample: Subproblem, params: Params) -> tuple[Array, Array]:
     return losses, np.asarray(rows @ rows.T, np.float64)
 
 
-class _Noise:
-    """The variance of batch gradients, from pairs of batches that the clients draw themselves."""
+def batch_gradient(
+    runtime: Runtime, batch: int, clients: NDArray[np.int64], params: Params
+) -> Params:
+    """Return the gradient of a batch of the first of some clients.
 
-    def __init__(
-        self,
-        model: Model,
-        data: FederatedData,
-        batch_size: int | None,
-        sample: Subproblem,
-        pairs: int,
-        seed: int,
-    ) -> None:
-        # One step of size 1 sends back the gradient of a batch; a round's number names the batch.
-        work = LocalWork(lr=1.0, steps=1, batch_size=batch_size)
-        workload = Workload(data, model, Algorithm(fedavg(), work), seed)
-        self._runtime = LocalRuntime(workload, workers=1)
-        self._clients, self._pairs = sample.clients, pairs if batch_size else 0
+    The runtime's work is one step of size 1, which sends it back; a round's number names the batch.
+    """
+    runtime.ask(batch, clients, params)
+    block = next(runtime.replies())
+    assert isinstance(block, Block)
+    runtime.cancel()
+    return jax.tree.map(lambda leaf: leaf[0], block.update)
 
-    def __call__(self, params: Params, tick: Tick) -> Array:
-        """Return the variance for every drawn client."""
-        found = np.zeros(len(self._clients))
-        for i in range(len(self._clients)):
-            for pair in range(self._pairs):
-                a, b = (self._gradient(params, 2 * pair + j, i) for j in range(2))
-                found[i] += float(_distance(a, b)) ** 2 / 2 / self._pairs
+
+def _variances(
+    runtime: Runtime, sample: Subproblem, models: list[Params], pairs: int, tick: Tick
+) -> Array:
+    """Return the variance of batch gradients, from pairs of batches, by model and client."""
+    found = np.zeros((len(models), len(sample.clients)))
+    for m, params in enumerate(models):
+        for k in range(len(sample.clients)):
+            client = sample.clients[k : k + 1]
+            for pair in range(pairs):
+                a, b = (batch_gradient(runtime, 2 * pair + j, client, params) for j in range(2))
+                found[m, k] += float(_distance(a, b)) ** 2 / 2 / pairs
             tick()
-        return found
-
-    def _gradient(self, params: Params, batch: int, client: int) -> Params:
-        self._runtime.ask(batch, self._clients[client : client + 1], params)
-        (block,) = self._runtime.replies()
-        return block.update
+    return found
 
 
-class _Curvature:
-    """Power iteration; the vectors found at one model are where it starts at the next."""
+def _smoothness(
+    sample: Subproblem, models: list[Params], seed: int, tick: Tick
+) -> tuple[Array, list[float]]:
+    """Return L by model and client, and L of f by model.
 
-    def __init__(self, sample: Subproblem, seed: int) -> None:
-        self._sample = sample
-        self._key = hessian_key(seed)
-        self._vectors: dict[int | None, Params] = {}
+    The vectors that power iteration finds at one model are where it starts at the next.
+    """
+    vectors = dict.fromkeys(
+        [None, *range(len(sample.clients))], direction(hessian_key(seed), models[0])
+    )
 
-    def __call__(self, params: Params, tick: Tick) -> tuple[Array, float]:
-        """Return L of every drawn client, and of f."""
-
-        def largest(client: int | None) -> float:
-            found = self._largest(params, client)
-            tick()
-            return found
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            clients = list(pool.map(largest, range(len(self._sample.clients))))
-        return np.array(clients), largest(None)
-
-    def _largest(self, params: Params, client: int | None) -> float:
-        vector = self._vectors.get(client)
-        if vector is None:
-            vector = direction(self._key, params)
+    def largest(params: Params, client: int | None) -> float:
         seen = 0.0
         for _ in range(ITERATIONS):
-            vector, norm = self._sample.hessian_product(params, vector, client)
+            vectors[client], norm = sample.hessian_product(params, vectors[client], client)
             before, seen = seen, max(seen, float(norm))
             if seen <= before * (1 + RISE):
                 break
-        self._vectors[client] = vector
+        tick()
         return seen
+
+    clients, whole = [], []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for params in models:
+            clients.append(list(pool.map(partial(largest, params), range(len(sample.clients)))))
+            whole.append(largest(params, None))
+    return np.array(clients), whole
 
 
 def direction(key: jax.Array, params: Params) -> Params:

@@ -14,7 +14,6 @@ s' = decay s + (1 - decay) w' and s_0 = 0, so that it adds the means of s, s², 
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -40,46 +39,6 @@ class RoundMoments(NamedTuple):
     nn: Array
 
 
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """Clients with the same curvature, noise and steps taken together: g of them.
-
-    For G = Σ_g a_g (Ω_g w - C_g) + n with Ω_g = η Σ ω_k and C_g = η Σ ω_k (c_k - w*) over the
-    clients of a group, the arrays are E Ω, E C, E ΩΩ, E ΩC and E CC, and the sums of η² E ω_k².
-    """
-
-    curvature: Array  # (g, d)
-    noise: Array  # (g, d)
-    steps: Array  # (g, 1)
-    epochs: int | None
-    o: Array  # (g,)
-    c: Array  # (g, d)
-    oo: Array  # (g, g)
-    oc: Array  # (d, g, g)
-    cc: Array  # (d, g, g)
-    squares: Array  # (g,)
-
-    def moments(self, lr: Array) -> RoundMoments:
-        """Return the moments of a round for every γ, arrays of (γ, d)."""
-        x = lr[:, None, None] * self.curvature
-        left = (1 - x) ** self.steps
-        a = 1 - left
-        noise = self.noise * lr[:, None, None] ** 2 * _gathered(x, left, self.steps, self.epochs)
-        by_coordinate = np.ascontiguousarray(np.moveaxis(a, -1, 0))  # (d, γ, g)
-
-        def quadratic(table: Array) -> Array:
-            return np.einsum("drg,drg->rd", by_coordinate @ table, by_coordinate)
-
-        return RoundMoments(
-            a=np.einsum("rgd,g->rd", a, self.o),
-            b=np.einsum("rgd,gd->rd", a, self.c),
-            aa=quadratic(self.oo),
-            ab=quadratic(self.oc),
-            bb=quadratic(self.cc),
-            nn=np.einsum("rgd,g->rd", noise, self.squares),
-        )
-
-
 def _gathered(x: Array, left: Array, steps: Array, epochs: int | None) -> Array:
     """Return the variance of Σ_j q^j n_j over H steps, q = 1 - x, for noise of variance 1.
 
@@ -99,36 +58,6 @@ def _geometric(step: Array, power: Array, count: Array) -> Array:
     """Return Σ_{j<n} r^j for 1 - r = ``step`` and r^n = ``power``."""
     flat = np.abs(step) < 1e-12
     return np.where(flat, count, (1 - power) / np.where(flat, 1, step))
-
-
-def grouped(clients: QuadraticClients, plan: Plan) -> Groups:
-    """Return what the moments of a round need, except for γ."""
-    count = len(clients.sizes)
-    eta = plan.eta(count)
-    weights = weight_moments(clients.sizes, plan.per_round, plan.weighting, plan.sampler)
-    steps = np.broadcast_to(np.asarray(plan.steps, float), (count,))
-    rows = np.concatenate([steps[:, None], clients.curvature, clients.noise], axis=1)
-    kinds, place = np.unique(rows, axis=0, return_inverse=True)
-    member = np.zeros((count, len(kinds)))
-    member[np.arange(count), place.ravel()] = 1
-    dimension = len(clients.minimizer)
-    away = clients.optima - clients.minimizer
-    product = eta**2 * weights.product
-    # Sums over the clients of a group, left and right, with c_k where it stands: oc and cc.
-    right = np.stack([(product * away[:, i]) @ member for i in range(dimension)])
-    left = away.T[:, :, None] * member
-    return Groups(
-        curvature=kinds[:, 1 : 1 + dimension],
-        noise=kinds[:, 1 + dimension :],
-        steps=kinds[:, :1],
-        epochs=plan.epochs,
-        o=eta * weights.mean @ member,
-        c=eta * member.T @ (weights.mean[:, None] * away),
-        oo=member.T @ product @ member,
-        oc=member.T @ right,
-        cc=np.swapaxes(left, 1, 2) @ right,
-        squares=np.diag(product) @ member,
-    )
 
 
 class Moments(NamedTuple):
@@ -178,13 +107,52 @@ def expected_excess(
 
 
 class Recursion:
-    """The recursion of a population and a plan, with what does not depend on γ computed once."""
+    """The recursion of a population and a plan, with what does not depend on γ computed once.
+
+    Clients with the same curvature, noise and steps are taken together: g groups of them. For
+    G = Σ_g a_g (Ω_g w - C_g) + n with Ω_g = η Σ ω_k and C_g = η Σ ω_k (c_k - w*) over the clients
+    of a group, it holds E Ω, E C, E ΩΩ, E ΩC and E CC, and the sums of η² E ω_k².
+    """
 
     def __init__(self, clients: QuadraticClients, plan: Plan, *, ceiling: float = CEILING) -> None:
         self.clients, self.plan, self.ceiling = clients, plan, ceiling
-        self._groups = grouped(clients, plan)
         self._away = clients.start - clients.minimizer
         self._half = clients.mean_curvature / 2
+        count, dimension = clients.curvature.shape
+        eta = plan.eta(count)
+        weights = weight_moments(clients.sizes, plan.per_round, plan.weighting, plan.sampler)
+        steps = np.broadcast_to(np.asarray(plan.steps, float), (count,))
+        rows = np.concatenate([steps[:, None], clients.curvature, clients.noise], axis=1)
+        kinds, place = np.unique(rows, axis=0, return_inverse=True)
+        self._steps, self._curvature, self._noise = np.split(kinds, [1, 1 + dimension], axis=1)
+        member = np.zeros((count, len(kinds)))
+        member[np.arange(count), place.ravel()] = 1
+        optima = clients.optima - clients.minimizer
+        product = eta**2 * weights.product
+        # Sums over the clients of a group, left and right, with c_k where it stands: oc and cc.
+        right = np.stack([(product * optima[:, i]) @ member for i in range(dimension)])
+        left = optima.T[:, :, None] * member
+        self._o = eta * weights.mean @ member  # (g,)
+        self._c = eta * member.T @ (weights.mean[:, None] * optima)  # (g, d)
+        self._oo = member.T @ product @ member  # (g, g)
+        self._oc = member.T @ right  # (d, g, g)
+        self._cc = np.swapaxes(left, 1, 2) @ right  # (d, g, g)
+        self._squares = np.diag(product) @ member  # (g,)
+
+    def moments(self, lr: Array) -> RoundMoments:
+        """Return the moments of a round for every γ, arrays of (γ, d)."""
+        x = lr[:, None, None] * self._curvature
+        left = (1 - x) ** self._steps
+        a = 1 - left
+        noise = _gathered(x, left, self._steps, self.plan.epochs)
+        noise = self._noise * lr[:, None, None] ** 2 * noise
+        by_coordinate = np.ascontiguousarray(np.moveaxis(a, -1, 0))  # (d, γ, g)
+        aa, ab, bb = (
+            np.einsum("drg,drg->rd", by_coordinate @ table, by_coordinate)
+            for table in (self._oo, self._oc, self._cc)
+        )
+        mean, shift = np.einsum("rgd,g->rd", a, self._o), np.einsum("rgd,gd->rd", a, self._c)
+        return RoundMoments(mean, shift, aa, ab, bb, np.einsum("rgd,g->rd", noise, self._squares))
 
     def curve(self, lr: ArrayLike, rounds: int, *, momentum: ArrayLike = 0.0) -> Array:
         """Return the losses after every round, as ``expected_excess`` does.
@@ -219,7 +187,7 @@ class Recursion:
         return found
 
     def _by_squaring(self, lr: Array, beta: Array, counts: NDArray[np.int64]) -> Array:
-        round_ = self._groups.moments(lr)
+        round_ = self.moments(lr)
         used = PLAIN if self.plan.average is None else list(range(len(Moments._fields)))
         now = np.stack([*self._first(len(lr)), np.ones_like(round_.a)])[[*used, -1]]
         vector = np.moveaxis(now, 0, -1)[..., None]
@@ -249,13 +217,13 @@ class Recursion:
     def _rounds(self, lr: Array, rounds: int) -> Iterator[RoundMoments]:
         """Yield the moments of every round; those of a constant γ are computed once."""
         if self.plan.decay == "constant":
-            yield from itertools.repeat(self._groups.moments(lr), rounds)
+            yield from itertools.repeat(self.moments(lr), rounds)
             return
         shares = self.plan.rates(rounds)
-        many = max(1, AT_ONCE // (len(lr) * self._groups.curvature.size))
+        many = max(1, AT_ONCE // (len(lr) * self._curvature.size))
         for first in range(0, rounds, many):
             part = shares[first : first + many]
-            flat = self._groups.moments(np.outer(part, lr).ravel())
+            flat = self.moments(np.outer(part, lr).ravel())
             shaped = [each.reshape(len(part), len(lr), -1) for each in flat]
             for t in range(len(part)):
                 yield RoundMoments(*(each[t] for each in shaped))
@@ -279,15 +247,12 @@ def after_round(now: Moments, g: RoundMoments, beta: Array, decay: float | None 
         wd=beta * ed - with_e - beta * more * with_d + more * square,
         dd=beta2 * now.dd - 2 * beta * with_d + square,
     )
-    return after if decay is None else _summed(now, after, g, beta, decay)
-
-
-def _summed(now: Moments, after: Moments, g: RoundMoments, beta: Array, decay: float) -> Moments:
-    """Add the moments of s' = decay s + (1 - decay) w'."""
-    with_g = g.a * now.sw - g.b * now.s
-    with_w = now.sw + beta**2 * now.sd - (1 + beta) * with_g
+    if decay is None:
+        return after
+    # s' = decay s + (1 - decay) w'.
+    with_g, new = g.a * now.sw - g.b * now.s, 1 - decay
+    with_w = now.sw + beta2 * now.sd - more * with_g
     with_d = beta * now.sd - with_g
-    new = 1 - decay
     return after._replace(
         s=decay * now.s + new * after.w,
         sw=decay * with_w + new * after.ww,

@@ -1,4 +1,6 @@
-"""Advice on a learning rate: what experiments found best, which γ to try next, and the proven γ.
+"""Advice on a learning rate, and the check of one against the corrected theorem.
+
+Advice is what experiments found best, which γ to try next, and the proven γ.
 
 Best learning rates lie far above what the theorems allow, so experiments decide. Of the estimated
 constants only L is of use here. On a quadratic with curvature L, SGD moves away from the minimum
@@ -8,22 +10,25 @@ step above 2/L and goes down from there.
 
 import shlex
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import jax
 import numpy as np
 import optax
+from numpy.typing import NDArray
 from rich.progress import Progress
 
 from fedmom.algorithms import named as algorithms
+from fedmom.algorithms import schedules
 from fedmom.core.errors import FedMomError
+from fedmom.core.prng import init_key
 from fedmom.experiments import build, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.reports.charts import Chart, Figure, Line
 from fedmom.theory.constants import Constants, Setting
-from fedmom.theory.estimate import spaced, walk
+from fedmom.theory.estimate import batch_gradient, spaced, walk
 from fedmom.theory.theorems import CORRECTED_FEDMOM
 from fedmom.training.subproblem import Subproblem
 
@@ -34,6 +39,10 @@ SHARED = (
     *("local_steps", "local_epochs", "server_lr", "momentum"),
 )
 GAP = 1.2 * SPACING  # neighbours farther apart than this have room for one between
+Vector = NDArray[np.float32]
+BATCHES, ITERATIONS = 4, 3  # of the rough estimate of L
+STEP = 0.01  # length of a difference, relative to the model's
+FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client takes too long
 LOOKS = 25  # at |∇f(w_t)|², along a run that is drawn
 
 
@@ -64,16 +73,6 @@ class BestLr:
         return self.accuracies[self.lr]
 
     @property
-    def rounds(self) -> int:
-        """The rounds after which it was measured."""
-        return self.config.rounds
-
-    @property
-    def tried(self) -> int:
-        """The number of γ compared."""
-        return len(self.accuracies)
-
-    @property
     def neighbours(self) -> tuple[float | None, float | None]:
         """The nearest γ tried below and above, those that diverged among them."""
         others = {*self.accuracies, *self.diverged}
@@ -94,30 +93,23 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | 
         and (run.config.data, run.config.model, run.config.algorithm) == (data, model, algorithm)
         and _covered(run.config)
     ]
-    rounds = max((r.config.rounds for r in runs if _last_accuracy(r) is not None), default=None)
-    # By all other settings, then by γ: the accuracies of the seeds.
+    lasts = [(run, _last_accuracy(run)) for run in runs]
+    rounds = max((run.config.rounds for run, last in lasts if last is not None), default=None)
+    # By all other settings, then by γ: the accuracies of the seeds; none where all diverged.
     families: dict[RunConfig, dict[float, list[float]]] = {}
-    diverged: dict[RunConfig, set[float]] = {}
-    for run in runs:
-        if run.config.rounds != rounds:
-            continue
-        family, lr = _without_lr(run.config), float(run.config.lr)
-        accuracy = _last_accuracy(run)
-        if accuracy is not None:
-            families.setdefault(family, {}).setdefault(lr, []).append(accuracy)
-        elif run.diverged:
-            diverged.setdefault(family, set()).add(lr)
-    if not families:
-        return None
-    found = [_best_of(seeds, f, diverged.get(f, set())) for f, seeds in families.items()]
-    return max(found, key=lambda best: best.accuracy)
+    for run, last in lasts:
+        if run.config.rounds == rounds and (last is not None or run.diverged):
+            seeds = families.setdefault(_without_lr(run.config), {})
+            seeds.setdefault(float(run.config.lr), []).extend([] if last is None else [last])
+    found = [_best_of(seeds, family) for family, seeds in families.items() if any(seeds.values())]
+    return max(found, key=lambda best: best.accuracy, default=None)
 
 
-def _best_of(by_lr: dict[float, list[float]], family: RunConfig, diverged: set[float]) -> BestLr:
-    means = {lr: statistics.fmean(by_lr[lr]) for lr in sorted(by_lr)}
+def _best_of(by_lr: dict[float, list[float]], family: RunConfig) -> BestLr:
+    means = {lr: statistics.fmean(seeds) for lr, seeds in sorted(by_lr.items()) if seeds}
     best = max(means, key=means.__getitem__)
-    config = family.model_copy(update={"lr": best})
-    return BestLr(config, means, len(by_lr[best]), tuple(sorted(diverged - set(means))))
+    diverged = tuple(lr for lr in sorted(by_lr) if not by_lr[lr])
+    return BestLr(family.model_copy(update={"lr": best}), means, len(by_lr[best]), diverged)
 
 
 def _without_lr(config: RunConfig) -> RunConfig:
@@ -164,14 +156,11 @@ def next_lrs(best: BestLr) -> list[float]:
     """Return the γ to try next; none if the best has near neighbours."""
     below, above = best.neighbours
     found = []
-    if below is None:
-        found.append(best.lr / SPACING)
-    elif best.lr / below > GAP:
-        found.append((best.lr * below) ** 0.5)
-    if above is None:
-        found.append(best.lr * SPACING)
-    elif above / best.lr > GAP:
-        found.append((best.lr * above) ** 0.5)
+    for other, beyond in ((below, best.lr / SPACING), (above, best.lr * SPACING)):
+        if other is None:
+            found.append(beyond)
+        elif max(other / best.lr, best.lr / other) > GAP:
+            found.append((best.lr * other) ** 0.5)
     return [_rounded(lr) for lr in found]
 
 
@@ -202,7 +191,13 @@ def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -
         One line for a shell.
     """
     words = ["fedmom", "sweep"]
-    usual = _usual(config, clients)
+    usual = {
+        "clients_per_round": RunConfig.model_fields["clients_per_round"].default,
+        "batch_size": RunConfig.model_fields["batch_size"].default,
+        "local_steps": DEFAULT_STEPS,
+        "server_lr": clients / config.clients_per_round,
+        "momentum": algorithms.default_of(config.algorithm, "momentum"),
+    }
     for name in SHARED:
         value = getattr(config, name)
         if value is not None and value != usual.get(name):
@@ -218,18 +213,6 @@ def differences(best: RunConfig, task: RunConfig) -> list[str]:
         names.remove("momentum")  # only one of the two has it
     pairs = [(name, getattr(best, name), getattr(task, name)) for name in names]
     return [f"{kebab(name)} {b} (here {t})" for name, b, t in pairs if b != t]
-
-
-def _usual(config: RunConfig, clients: int) -> dict[str, Any]:
-    """Return the settings that a command can leave out."""
-    fields = RunConfig.model_fields
-    return {
-        "clients_per_round": fields["clients_per_round"].default,
-        "batch_size": fields["batch_size"].default,
-        "local_steps": DEFAULT_STEPS,
-        "server_lr": clients / config.clients_per_round,
-        "momentum": algorithms.default_of(config.algorithm, "momentum"),
-    }
 
 
 def _rounded(lr: float) -> float:
@@ -286,3 +269,110 @@ def bound_figure(
         note="The bound is on the mean of |∇f(w_t)|² over the rounds so far. |∇f|² is that of a"
         " sample of clients. Estimates are local, and the bound is loose.",
     )
+
+
+def sentence(experiment: Experiment) -> str:
+    """Say whether γ meets the condition of the corrected theorem, with the numbers.
+
+    L is a rough estimate, and B² is taken as 1, its smallest value. The theorem covers FedAvg,
+    FedSGD and FedMom with plain local SGD and population weights.
+
+    Args:
+        experiment: The run.
+    """
+    config = experiment.config
+    if not _has_theorem(experiment):
+        return (
+            "The corrected theorem does not cover this run: it is about FedSGD, FedAvg and FedMom"
+            " with plain SGD on the clients, uniform sampling and population weights."
+        )
+    smoothness = quick_smoothness(experiment)
+    if not 0 < smoothness < float("inf"):
+        return "L cannot be estimated at the first model: its gradients do not change, or overflow."
+    setting = setting_of(experiment)
+    constants = Constants(smoothness=smoothness, variance=0.0, gap=0.0)
+    lr = max(schedules.at(experiment.work.lr, t) for t in (0, config.rounds - 1))
+    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
+    held = CORRECTED_FEDMOM.applies(constants, setting, lr)
+    place = "is at most" if held else "is above"
+    rest = "" if held else " The bounds are loose, and it may well converge: docs/theory.md."
+    return (
+        f"lr {lr:g} {place} {largest:.2g}, the largest for which the corrected theorem bounds"
+        f" this run (L ≈ {smoothness:.2g} at the first model, H = {setting.local_steps},"
+        f" η = {setting.server_lr:g}, β = {setting.momentum:g}, K = {setting.clients},"
+        f" M = {setting.per_round}).{rest}"
+    )
+
+
+def setting_of(experiment: Experiment) -> Setting:
+    """Return a run in the terms of the theorems: η where it is largest, H of the mean client."""
+    config, sizes = experiment.config, experiment.data.train.size
+    eta = schedules.parse(config.server_lr)
+    return Setting(
+        clients=experiment.data.clients,
+        per_round=config.clients_per_round,
+        local_steps=experiment.work.count(0, round(sizes.mean())),
+        server_lr=max(schedules.at(eta, t) for t in (0, config.rounds - 1)),
+        momentum=config.momentum or 0.0,
+        largest_weight=float(sizes.max() / sizes.sum()),
+    )
+
+
+def _has_theorem(experiment: Experiment) -> bool:
+    config = experiment.config
+    return (
+        config.algorithm in ("fedsgd", "fedavg", "fedmom")
+        and config.weighting == "population"
+        and (config.aggregate, config.sampler) == ("mean", "uniform")
+        and config.pace.partition(":")[0] == "synchronous"
+        and config.solver == "sgd"
+        and config.prox == 0
+        and (config.batch_size != "all" or experiment.data.train.size.min() <= FULL_GRADIENT)
+    )
+
+
+def quick_smoothness(experiment: Experiment) -> float:
+    """Return the largest |∇f_k(w) - ∇f_k(w')| / |w - w'| seen near the first model.
+
+    f_k is the mean over a few batches of the smallest client; w' moves by power iteration to
+    where the quotient is large. It runs the program that the run's clients run, and NumPy for the
+    rest, so that nothing else is compiled.
+    """
+    seed, device = experiment.config.seed, jax.devices()[0]
+    # Bound to its device, as a run's models are, or the program would be compiled for both.
+    params = jax.device_put(experiment.model.init(init_key(seed)), device)
+    leaves, form = jax.tree.flatten(params)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    work = replace(experiment.work, lr=1.0, steps=1, epochs=None)
+    runtime = experiment.runtime(work, workers=1)
+    # As many clients as in a round, since their number may be part of the compiled program.
+    smallest = int(np.argmin(experiment.data.train.size))
+    cohort = np.full(experiment.config.clients_per_round, smallest)
+    batches = 1 if work.batch_size is None else BATCHES
+
+    def gradient(vector: Vector) -> Vector:
+        parts = zip(np.split(vector, ends), leaves, strict=True)
+        tree = jax.tree.unflatten(form, [part.reshape(leaf.shape) for part, leaf in parts])
+        there = jax.device_put(tree, device)
+        total = np.zeros_like(vector)
+        for batch in range(batches):
+            total += _flat(jax.tree.leaves(batch_gradient(runtime, batch, cohort, there)))
+        return total / np.float32(batches)
+
+    here = _flat(leaves)
+    slope = gradient(here)
+    length = STEP * float(np.linalg.norm(here))
+    towards = np.random.default_rng(seed).normal(size=here.size).astype(np.float32)
+    largest = 0.0
+    for _ in range(ITERATIONS):
+        moved = here + towards * np.float32(length / np.linalg.norm(towards))
+        towards = gradient(moved) - slope
+        largest = max(largest, float(np.linalg.norm(towards)) / length)
+        if not 0 < largest < np.inf:
+            break
+    runtime.close()
+    return largest
+
+
+def _flat(leaves: list[jax.Array]) -> Vector:
+    return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])

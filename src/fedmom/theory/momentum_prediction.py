@@ -39,8 +39,7 @@ from fedmom.theory.momentum_map import (
     momentum_map,
 )
 from fedmom.theory.quadratic import Plan, QuadraticClients, curvature_kinds
-from fedmom.theory.spectrum import Energy, Spectrum, measure
-from fedmom.training.subproblem import Subproblem
+from fedmom.theory.spectrum import Energy, Spectrum, measure, sample_of
 
 AROUND = (0.1, 0.25, 0.5, 1.0, 2.0)  # horizons of a task's map: its own, times these
 # A net that has left the region of its quadratic does not come back as the quadratic would.
@@ -115,13 +114,7 @@ def predict(
         if t % short_run == 0:
             models[t] = params
         tick()
-    sample = Subproblem(
-        experiment.model,
-        experiment.data,
-        clients=budget.clients,
-        samples=budget.samples,
-        seed=experiment.config.seed,
-    )
+    sample = sample_of(experiment, budget.clients, budget.samples)
     losses = {t: float(sample.gradient(params)[0]) for t, params in models.items()}
     found = []
     for t in (0, short_run):
@@ -157,8 +150,6 @@ def match_task(
     run: ShortRun,
     *,
     lowest_loss: float = 0.0,
-    groups: int = 3,
-    seed: int = 0,
 ) -> MatchedTask:
     """Return the quadratic clients that stand for a task at one model.
 
@@ -167,8 +158,6 @@ def match_task(
         spectrum: What was measured at the model.
         run: What FedAvg did from there, with the task's own cohorts and weights and a constant γ.
         lowest_loss: f_inf. Cross-entropy has none below 0, and large models come near it.
-        groups: Groups of clients by local steps, at most.
-        seed: Of the drawn optima.
     """
     if not run.first > lowest_loss:
         raise FedMomError(
@@ -176,7 +165,7 @@ def match_task(
             " looked at. Use a smaller --lowest-loss."
         )
     sizes = thinned_sizes(experiment.data.train.size)
-    plan = plan_of(experiment, sizes, groups)
+    plan = plan_of(experiment, sizes)
     like_run = replace(plan, decay="constant", average=None)
     steepest = float(spectrum.gradient.curvature.max())
     if not 0 < steepest < math.inf:
@@ -186,7 +175,7 @@ def match_task(
         )
 
     def clients(floor: float) -> QuadraticClients:
-        return _population(spectrum, sizes, run.first - lowest_loss, floor, seed)
+        return _population(spectrum, sizes, run.first - lowest_loss, floor)
 
     low, high = math.log(FLOOR * steepest), math.log(steepest / RESOLVED / 2)
     for _ in range(18):
@@ -199,7 +188,7 @@ def match_task(
 
 
 def _population(
-    spectrum: Spectrum, sizes: NDArray[np.int64], gap: float, floor: float, seed: int
+    spectrum: Spectrum, sizes: NDArray[np.int64], gap: float, floor: float
 ) -> QuadraticClients:
     top = float(spectrum.gradient.curvature.max())
     flat = np.geomspace(floor, top / RESOLVED, FLAT + 1)[:-1]
@@ -214,8 +203,8 @@ def _population(
     share = float(curvature @ squares) / 2
     squares *= min(1.0, gap / share) if share > 0 else 1.0
     squares[:FLAT] = 2 * max(0.0, gap - share) / FLAT / flat
-    kinds = curvature_kinds(sizes, spectrum.sharpness_spread, seed)
-    drawn = np.random.default_rng(seed).normal(size=(len(sizes), len(curvature)))
+    kinds = curvature_kinds(sizes, spectrum.sharpness_spread)
+    drawn = np.random.default_rng(0).normal(size=(len(sizes), len(curvature)))
     drawn -= (sizes * kinds / (sizes @ kinds)) @ drawn  # the minimum is at 0
     return QuadraticClients(
         sizes=sizes.astype(float),

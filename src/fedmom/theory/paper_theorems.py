@@ -256,33 +256,11 @@ def _check(refusal: str) -> None:
         raise FedMomError(refusal)
 
 
-THEOREM_1 = Theorem(
-    name="Theorem 1",
-    source="paper",
-    algorithm="fedavg",
-    terms=_terms1,
-    limit=_limit1,
-    schedules="any",
-    refuses=_outside_range,
-)
+THEOREM_1 = Theorem("Theorem 1", "paper", "fedavg", "any", _terms1, _limit1, _outside_range)
 COROLLARY_2 = Theorem(
-    name="Corollary 2",
-    source="paper, η = 1",
-    algorithm="fedavg",
-    terms=_terms1,
-    limit=_corollary2_limit,
-    schedules="constant",
-    refuses=_not_one,
+    "Corollary 2", "paper, η = 1", "fedavg", "constant", _terms1, _corollary2_limit, _not_one
 )
-THEOREM_2 = Theorem(
-    name="Theorem 2",
-    source="paper",
-    algorithm="fedmom",
-    terms=_terms2,
-    limit=_limit2,
-    schedules="constant",
-    refuses=_outside_range,
-)
+THEOREM_2 = Theorem("Theorem 2", "paper", "fedmom", "constant", _terms2, _limit2, _outside_range)
 THEOREMS = (THEOREM_1, COROLLARY_2, THEOREM_2, CORRECTED_FEDAVG, CORRECTED_FEDMOM)
 
 

@@ -7,8 +7,8 @@ less their mean. All of it is local to the model at which it is measured.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.flatten_util
@@ -18,8 +18,8 @@ import numpy as np
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments.build import Experiment
-from fedmom.runtimes.base import Block
 from fedmom.theory.constants import Array
+from fedmom.theory.estimate import batch_gradient
 from fedmom.theory.measurement_budget import SpectrumBudget, Tick
 from fedmom.training.subproblem import Subproblem
 
@@ -48,15 +48,6 @@ class Spectrum:
     difference: Energy
     noise: Energy
     sharpness_spread: float
-
-    def row(self) -> dict[str, Any]:
-        """Return everything as plain numbers, for JSON."""
-        return {
-            key: {n: v.tolist() for n, v in zip(Energy._fields, value, strict=True)}
-            if isinstance(value, tuple)
-            else value
-            for key, value in asdict(self).items()
-        }
 
 
 def lanczos(product: Product, start: Array, steps: int) -> tuple[Energy, Array]:
@@ -101,6 +92,12 @@ def lanczos(product: Product, start: Array, steps: int) -> tuple[Energy, Array]:
     return Energy(curvature, length**2 * vectors[0] ** 2), steepest
 
 
+def sample_of(experiment: Experiment, clients: int, samples: int) -> Subproblem:
+    """Return the smaller problem of a task, drawn with its seed."""
+    model, data, seed = experiment.model, experiment.data, experiment.config.seed
+    return Subproblem(model, data, clients=clients, samples=samples, seed=seed)
+
+
 def measure(
     experiment: Experiment,
     params: Params,
@@ -109,11 +106,8 @@ def measure(
 ) -> Spectrum:
     """Measure a task's spectra at a model."""
     budget = budget or SpectrumBudget()
-    seed = experiment.config.seed
     sample, hessian = (
-        Subproblem(
-            experiment.model, experiment.data, clients=budget.clients, samples=samples, seed=seed
-        )
+        sample_of(experiment, budget.clients, samples)
         for samples in (budget.samples, budget.hessian_samples)
     )
     _, unravel = jax.flatten_util.ravel_pytree(params)
@@ -161,19 +155,13 @@ def _noises(experiment: Experiment, params: Params, sample: Subproblem, count: i
     """Return (g - g')/√2 for two batches of some clients: its mean square is the variance."""
     if experiment.work.batch_size is None:
         return []
-    # One step of size 1 sends back the gradient of a batch; a round's number names the batch.
     work = replace(experiment.work, lr=1.0, steps=1, epochs=None, batches="random")
     runtime = experiment.runtime(work, workers=1)
     found = []
     for i in range(count):
         client = sample.clients[i % len(sample.clients)][None]
-        pair = []
-        for batch in (2 * i, 2 * i + 1):
-            runtime.ask(batch, client, params)
-            block = next(runtime.replies())
-            assert isinstance(block, Block)
-            pair.append(_flat(jax.tree.map(lambda leaf: leaf[0], block.update)))
-        found.append((pair[0] - pair[1]) / np.sqrt(2))
+        a, b = (_flat(batch_gradient(runtime, 2 * i + j, client, params)) for j in range(2))
+        found.append((a - b) / np.sqrt(2))
     runtime.close()
     return found
 

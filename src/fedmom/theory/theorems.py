@@ -52,10 +52,10 @@ class Theorem:
         name: As in docs/theory.md.
         source: The paper, or corrected.
         algorithm: ``fedavg``, where β is ignored, or ``fedmom``.
-        terms: Returns a, b and c.
-        limit: Returns the largest γ, given T where it depends on it.
         schedules: The sequences γ_0, γ_1, ... that are covered. With ``falling``, a γ_t may rise
             only without momentum.
+        terms: Returns a, b and c.
+        limit: Returns the largest γ, given T where it depends on it.
         refuses: Returns why a setting is not covered, as a sentence; empty if it is.
 
     Examples:
@@ -78,9 +78,9 @@ class Theorem:
     name: str
     source: str
     algorithm: Literal["fedavg", "fedmom"]
+    schedules: Literal["any", "falling", "constant"]
     terms: Callable[[Constants, Setting], tuple[float, float, float]]
     limit: Callable[[Constants, Setting, ArrayLike | None], Number]
-    schedules: Literal["any", "falling", "constant"]
     refuses: Callable[[Setting], str]
 
     def bound(
@@ -270,22 +270,10 @@ def _momentum_factor(beta: float) -> float:
 
 
 CORRECTED_FEDAVG = Theorem(
-    name="Theorem 1'",
-    source="corrected",
-    algorithm="fedavg",
-    terms=_corrected_terms,
-    limit=_corrected_limit,
-    schedules="any",
-    refuses=lambda _: "",
+    "Theorem 1'", "corrected", "fedavg", "any", _corrected_terms, _corrected_limit, lambda _: ""
 )
-CORRECTED_FEDMOM = Theorem(
-    name="Theorem 2'",
-    source="corrected",
-    algorithm="fedmom",
-    terms=_corrected_terms,
-    limit=_corrected_limit,
-    schedules="falling",
-    refuses=lambda _: "",
+CORRECTED_FEDMOM = replace(
+    CORRECTED_FEDAVG, name="Theorem 2'", algorithm="fedmom", schedules="falling"
 )
 
 

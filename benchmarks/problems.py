@@ -8,7 +8,6 @@ hundreds of seeds through a round together, as an estimate of an expectation nee
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,28 +16,6 @@ from fedmom.core.errors import FedMomError
 from fedmom.theory.constants import Array, Constants, Number, Setting
 
 Draws = Callable[[int], NDArray[np.int64]]  # round -> the clients of every run, (runs, M)
-
-
-class Problem(Protocol):
-    """What can be simulated. The last axis of w is its d numbers; others are runs."""
-
-    @property
-    def weights(self) -> Array:
-        """p_k, one for each client."""
-        ...
-
-    @property
-    def variance(self) -> float:
-        """σ²."""
-        ...
-
-    def client_gradients(self, w: Array, clients: NDArray[np.int64]) -> Array:
-        """∇f_k(w), where ``clients`` has the shape of w without its last axis."""
-        ...
-
-    def gradient(self, w: Array) -> Array:
-        """∇f(w)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +158,9 @@ class Waves:
             gap=float(self.value(start)),
             dissimilarity=float(self.weights @ np.sum(self.heights**2, axis=-1)),
         )
+
+
+Problem = Quadratics | Waves
 
 
 def random_waves(
