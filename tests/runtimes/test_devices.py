@@ -20,7 +20,7 @@ from fedmom.flower.server_end import News
 from fedmom.runtimes.base import Block, Failure
 from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime
-from fedmom.runtimes.devices.answer import answer
+from fedmom.runtimes.devices.client import answer
 from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
 from fedmom.runtimes.devices.link import Link
 from fedmom.runtimes.devices.options import DeviceOptions, checked

@@ -20,7 +20,7 @@ from fedmom.experiments import settings, sweep
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.runtimes.cluster import actor_pool, connect, shipping
+from fedmom.runtimes.cluster import actors, connect, shipping
 from fedmom.runtimes.cluster.actor import ClientActor
 from fedmom.runtimes.cluster.runtime import RayRuntime
 from fedmom.runtimes.local import LocalRuntime
@@ -413,10 +413,10 @@ class _Broken(ClientActor):
 def test_actors_that_cannot_start_are_told_of_at_once(data, model, monkeypatch):
     """Not tried again and again: the reason is the user's to mend."""
     connect.package()
-    for other in actor_pool._POOLS.values():  # actors of earlier tests, which have all cores
+    for other in actors._POOLS.values():  # actors of earlier tests, which have all cores
         other.end()
-    monkeypatch.setattr(actor_pool, "ClientActor", _Broken)
-    monkeypatch.setattr(actor_pool, "_POOLS", {})
+    monkeypatch.setattr(actors, "ClientActor", _Broken)
+    monkeypatch.setattr(actors, "_POOLS", {})
     runtime = RayRuntime(workload_of(data, model, WORK, None), actors=1)
     try:
         with pytest.raises(FedMomError, match=r"No module named 'fedmom'\).*same versions"):

@@ -20,9 +20,16 @@ from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Failure, Runtime
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
-from fedmom.training.aggregate import Carried, Collected, Stepped, compile_programs, empty
+from fedmom.training.aggregate import (
+    Carried,
+    Collected,
+    Stepped,
+    compile_programs,
+    compiling,
+    empty,
+    precompile,
+)
 from fedmom.training.pace import Pace
-from fedmom.training.precompile import compiling, precompile
 
 
 class State(NamedTuple):

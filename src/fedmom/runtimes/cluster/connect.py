@@ -1,4 +1,4 @@
-"""Ray, if it is installed, started or joined without its noise."""
+"""Ray, if it is installed: started or joined without its noise, and what it raises."""
 
 import contextlib
 import logging
@@ -7,6 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from fedmom.core.errors import FedMomError
@@ -102,3 +103,28 @@ def machines(ray: Any) -> list[int]:
 def room(ray: Any, cpus: int) -> int:
     """Return how many actors with so many CPUs fit the machines: none lies on two of them."""
     return sum(machine // cpus for machine in machines(ray))
+
+
+@lru_cache
+def losses() -> tuple[type[Exception], ...]:
+    """Return what is raised where an actor, its machine or what it sent was lost."""
+    known = package().exceptions
+    return (
+        known.RayActorError,
+        known.NodeDiedError,
+        known.ObjectLostError,
+        known.OutOfMemoryError,
+        known.WorkerCrashedError,
+    )
+
+
+def unwrapped(error: Exception) -> Exception:
+    """Return the error that an actor's work raised, as if it had been raised here.
+
+    Ray wraps it into one whose text is the actor's traceback; that goes along as a note.
+    """
+    cause = getattr(error, "cause", None)
+    if not isinstance(cause, Exception):
+        return error
+    cause.add_note(f"On an actor of the cluster:\n{error}")
+    return cause

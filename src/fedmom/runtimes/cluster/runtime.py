@@ -19,10 +19,9 @@ from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.client_states import ClientStates
 from fedmom.runtimes.cluster import connect, shipping
 from fedmom.runtimes.cluster.actor import ActorReply, Job
-from fedmom.runtimes.cluster.actor_pool import pool_of
+from fedmom.runtimes.cluster.actors import RunActor, RunActors, pool_of
 from fedmom.runtimes.cluster.balance import Speed, deal
-from fedmom.runtimes.cluster.errors import losses, unwrapped
-from fedmom.runtimes.cluster.run_actors import RunActor, RunActors
+from fedmom.runtimes.cluster.connect import losses, unwrapped
 from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
 

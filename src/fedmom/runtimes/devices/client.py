@@ -1,21 +1,84 @@
-"""The one client that lives on a device: the same compiled program as in every other runtime."""
+"""A client on its own device: what it remembers, how it trains, and what it answers.
 
+It runs the same compiled program as in every other runtime.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
 from fedmom.algorithms.workload import Workload
 from fedmom.core.compilation import keep_programs
+from fedmom.core.files import write_atomic
 from fedmom.core.prng import clients_key
-from fedmom.core.types import Params
+from fedmom.core.types import Params, Say
 from fedmom.data.batches import place, reader
+from fedmom.data.federated import FederatedData
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.client_programs import ClientTask, compiled
-from fedmom.runtimes.devices.state_folder import NEW, StateFolder
+from fedmom.runtimes.devices import wire
+from fedmom.runtimes.devices.wire import NEW
 from fedmom.runtimes.scoring import Scorer
+
+
+class StateFolder:
+    """A client's states, one file for each round that it answered.
+
+    The server says from which round's state to start, and which ones nobody will ask for again.
+    So a device does the right thing after its own restart, and after one of the server's, which
+    may repeat rounds.
+
+    Args:
+        folder: Where the device keeps what it remembers.
+        run: The run's name, a few letters and digits.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
+            raise ValueError("the run's name is not of digits and the letters a to f")
+        self._folder = folder / run
+
+    def load(self, round_: int, form: Any) -> Any | None:
+        """Return the state after a round, or None where there is none that can be used."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        leaves, structure = jax.tree.flatten(form)
+        with contextlib.suppress(OSError, SafetensorError, ValueError):
+            tensors = load(self._file(round_).read_bytes())
+            kept = [tensors.get(str(i)) for i in range(len(leaves))]
+            fits = (
+                found is not None and found.shape == leaf.shape and found.dtype == leaf.dtype
+                for found, leaf in zip(kept, leaves, strict=True)
+            )
+            if all(fits):
+                return jax.tree.unflatten(structure, kept)
+        return None
+
+    def save(self, round_: int, state: Any, oldest: int) -> None:
+        """Keep the state after a round; forget those before ``oldest``."""
+        from safetensors.numpy import save
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tensors = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        write_atomic(self._file(round_), save(tensors))
+        for file in self._folder.glob("round-*.safetensors"):
+            if file < self._file(oldest):
+                file.unlink(missing_ok=True)
+
+    def _file(self, round_: int) -> Path:
+        return self._folder / f"round-{max(round_, 0):08d}.safetensors"
 
 
 class Trained(NamedTuple):
@@ -94,3 +157,122 @@ class DeviceClient:
             return fresh
         kept = self._states.load(start, fresh)
         return fresh if kept is None else kept
+
+
+class Owner(NamedTuple):
+    """What a device's owner has set up."""
+
+    data: Callable[[], FederatedData]  # the device's own data, with one client
+    open: Callable[[ConfigRecord], DeviceClient]  # the client that a task is for
+    say: Say  # tells the owner what is asked and what leaves the device
+    trouble: Callable[[BaseException], None]  # keeps what went wrong, on the device
+
+
+def answer(message: Message, owner: Owner) -> Message:
+    """Do what a message asks for. An error leaves the device as its name, without data or paths."""
+    began = time.perf_counter()
+    try:
+        content = _do(message, owner, began)
+    except Exception as error:
+        owner.trouble(error)
+        reply = failed(message, error)
+        owner.say(f"It failed. The server was told: {reply.error.reason}.")
+        return reply
+    return Message(content, reply_to=message)
+
+
+def failed(message: Message, error: Exception) -> Message:
+    """Return what a server is told of an error: its name."""
+    reason = f"{type(error).__name__} on the device, whose own log says more"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def _do(message: Message, owner: Owner, began: float) -> RecordDict:
+    kind = message.metadata.message_type.partition(".")[0]
+    if kind == MessageType.QUERY:
+        return _describe(owner)
+    task = message.content[wire.TASK]
+    if not isinstance(task, ConfigRecord):
+        raise TypeError("the task is not a record of settings")
+    client = owner.open(task)
+    if kind == MessageType.TRAIN:
+        return _train(message.content, task, client, owner.say, began)
+    return _evaluate(message.content, task, client, owner.say, began)
+
+
+def _describe(owner: Owner) -> RecordDict:
+    """Tell how many samples there are and what a model must accept: nothing of the samples."""
+    data = owner.data()
+    train, test = int(data.train.size[0]), int(data.test.size[0])
+    reply = RecordDict(
+        {
+            wire.FACTS: MetricRecord({"train": train, "test": test}),
+            wire.TASK: ConfigRecord({"features": json.dumps(data.features)}),
+        }
+    )
+    owner.say(
+        f"The server asked what is here. Sent, in {_bytes(wire.size_of(reply))}: how many samples"
+        f" there are ({train} training, {test} test), their kind ({data.features.kind}), shape and"
+        " number of labels."
+    )
+    return reply
+
+
+def _train(
+    content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
+) -> RecordDict:
+    round_, start, oldest = (_whole(task, name) for name in ("round", "state", "oldest"))
+    broadcast = wire.tree_of(content, wire.MODEL, client.broadcast_form())
+    done = client.train(round_, broadcast, start, oldest)
+    reply = RecordDict(
+        {
+            wire.UPDATE: wire.arrays_of(done.update),
+            wire.FACTS: MetricRecord({**done.metrics, "samples": done.samples}),
+        }
+    )
+    more = "".join(f", {name}" for name in done.metrics if name != "loss")
+    say(
+        f"Round {round_ + 1}: asked to train ({_bytes(wire.size_of(content))} came). Took"
+        f" {done.steps} steps on {done.samples} samples in {time.perf_counter() - began:.1f} s."
+        f" Sent, in {_bytes(wire.size_of(reply))}: an update of the model, the loss"
+        f" {done.metrics['loss']:.4g}{more} and the number of samples."
+    )
+    return reply
+
+
+def _evaluate(
+    content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
+) -> RecordDict:
+    start = _whole(task, "state")
+    counts = {split: _whole(task, split) for split in ("train", "test") if split in task}
+    params = wire.tree_of(content, wire.MODEL, client.params_form())
+    facts: dict[str, int | float | list[int] | list[float]] = {}
+    names: dict[str, None] = {}
+    for split, count in counts.items():
+        if count:
+            scores = client.evaluate(params, split, count, start)
+            facts[f"{split}/evaluated"] = int(scores.evaluated[0])
+            facts |= {
+                f"{split}/sum/{name}": np.asarray(sums[0], np.float64).tolist()
+                for name, sums in scores.sums.items()
+            }
+            names |= dict.fromkeys(scores.sums)
+    which = " and ".join(f"{count} {split} samples" for split, count in counts.items() if count)
+    reply = RecordDict({wire.FACTS: MetricRecord(facts)})
+    say(
+        f"Asked to evaluate a model ({_bytes(wire.size_of(content))} came). Did so on {which}, in"
+        f" {time.perf_counter() - began:.1f} s. Sent, in {_bytes(wire.size_of(reply))}: these"
+        f" numbers, and the sums of {', '.join(names)}."
+    )
+    return reply
+
+
+def _whole(task: ConfigRecord, name: str) -> int:
+    value = task[name]
+    if type(value) is not int:
+        raise TypeError(f"{name} is not a whole number")
+    return value
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes" if count < 10_000 else f"{count / 1000:,.0f} kB"

@@ -19,8 +19,7 @@ from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
 from fedmom.runtimes.devices.options import DeviceOptions, checked
 from fedmom.runtimes.devices.population import DeviceData
 from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
-from fedmom.runtimes.devices.state_folder import NEW
-from fedmom.runtimes.devices.wire import UnusableReplyError
+from fedmom.runtimes.devices.wire import NEW, UnusableReplyError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedmom.core.types import Params
 
 MODEL, TASK, UPDATE, FACTS = "model", "task", "update", "facts"  # the names of records
+NEW = -1  # in place of a round: a client that has no state yet
 HEADER = 4096  # bytes: more than NumPy writes before an array's numbers
 
 
