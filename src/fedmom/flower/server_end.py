@@ -22,8 +22,14 @@ from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Journal, Link
-from fedmom.runtimes.devices.options import DeviceOptions, checked
-from fedmom.runtimes.devices.population import DeviceData, from_json, meet, to_json
+from fedmom.runtimes.devices.population import (
+    DeviceData,
+    DeviceOptions,
+    checked,
+    from_json,
+    meet,
+    to_json,
+)
 from fedmom.runtimes.devices.runtime import DeviceRuntime
 
 OUT = "out"  # the key, in an app's settings, of the run's folder

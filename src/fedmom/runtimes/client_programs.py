@@ -47,13 +47,10 @@ def compiled(
     ``way``: "one" takes a single task; "few" runs one client after another in one call; "many"
     runs all at once, which fills an accelerator.
     """
-    return _compiled(model, read, _bare(work), client, way)
-
-
-def _bare(work: LocalWork) -> LocalWork:
-    """Return the work without the numbers that are handed to the program when it runs."""
-    named: Literal["random", "shuffled"] = "shuffled" if work.shuffled else "random"
-    return replace(work, lr=1.0, steps=1, epochs=None, batches=named)
+    # The work without the numbers that are handed to the program when it runs.
+    batches: Literal["random", "shuffled"] = "shuffled" if work.shuffled else "random"
+    bare = replace(work, lr=1.0, steps=1, epochs=None, batches=batches)
+    return _compiled(model, read, bare, client, way)
 
 
 @lru_cache(maxsize=32)

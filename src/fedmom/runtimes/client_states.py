@@ -1,5 +1,6 @@
 """The states of clients: a row for every client that has been seen, none for the others."""
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,21 +20,19 @@ class ClientStates:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._states: dict[int, Any] = {}
-        self._changed: dict[int, Any] = {}
+        self._states: ChainMap[int, Any] = ChainMap({}, {})  # changed since the commit; committed
         self._none: Any = None  # the state of a method that keeps none, once that is known
 
     def get(self, client: int, broadcast: Any) -> Any:
         """Return a client's state; that of a new client is made from the broadcast."""
-        for states in (self._changed, self._states):
-            if client in states:
-                return states[client]
-        return self._client.init(broadcast)
+        known = client in self._states
+        return self._states[client] if known else self._client.init(broadcast)
 
     def commit(self) -> None:
         """Note that a round is done."""
-        self._states |= self._changed
-        self._changed = {}
+        changed, committed = self._states.maps
+        committed.update(changed)
+        changed.clear()
 
     def stacked(self, clients: Sequence[int], broadcast: Any) -> Any:
         """Return the states of clients, stacked."""
@@ -52,31 +51,29 @@ class ClientStates:
             return
         rows = jax.tree.map(np.asarray, states)
         for i, client in enumerate(clients.tolist()):
-            self._changed[client] = jax.tree.map(lambda leaf: leaf[i].copy(), rows)  # noqa: B023
+            self._states[client] = jax.tree.map(lambda leaf: leaf[i].copy(), rows)  # noqa: B023
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return all committed states as named arrays, for a checkpoint."""
-        return _packed(self._states)
+        return _packed(self._states.maps[1])
 
     def tensors_of(self, clients: Sequence[int]) -> dict[str, NDArray[Any]]:
         """Return the present states of those among the clients who have one."""
-        seen = {c: self._changed if c in self._changed else self._states for c in clients}
-        return _packed({c: states[c] for c, states in seen.items() if c in states})
+        return _packed({c: self._states[c] for c in clients if c in self._states})
 
     def load(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
         """Take the states of a checkpoint."""
-        self._changed = {}
-        self._states = _unpacked(self._client, tensors, broadcast)
+        self._states = ChainMap({}, _unpacked(self._client, tensors, broadcast))
 
     def take(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
         """Take the states of some clients from elsewhere."""
-        self._changed |= _unpacked(self._client, tensors, broadcast)
+        self._states.update(_unpacked(self._client, tensors, broadcast))
 
     def drop(self, clients: Sequence[int]) -> None:
         """Forget clients, as if they had never been asked."""
-        for client in clients:
-            self._states.pop(client, None)
-            self._changed.pop(client, None)
+        for states in self._states.maps:
+            for client in clients:
+                states.pop(client, None)
 
 
 def _packed(states: Mapping[int, Any]) -> dict[str, NDArray[Any]]:

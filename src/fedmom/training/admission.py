@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms.forms import Form
 from fedmom.core.errors import BadReplyError, DivergedError
 from fedmom.runtimes.base import Block, Failure
-from fedmom.runtimes.sums import norms
+from fedmom.runtimes.sums import finite_rows, norms_of
 from fedmom.training.pace import Pace
 
 BadReplies = Literal["stop", "skip"]
@@ -243,17 +243,6 @@ class Admission:
                 " leave such replies out with --bad-replies skip."
             )
         self.rejected += bad
-
-
-def norms_of(block: Block) -> Any:
-    """Return the norm of every row, as the runtime measured it or measured here."""
-    measured = block.metrics.get("norm")
-    return norms(block.update) if measured is None else measured
-
-
-def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
-    """Return which rows have finite losses and norms."""
-    return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
 
 
 def culprit(client: int, members: int) -> str:

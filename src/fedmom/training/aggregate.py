@@ -22,6 +22,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block
 from fedmom.runtimes.sums import (
+    OWN,
     Add,
     AllRows,
     Rows,
@@ -29,13 +30,14 @@ from fedmom.runtimes.sums import (
     Sum,
     added,
     compiled_add,
+    finite_rows,
     joined,
+    norms_of,
     zeroed,
 )
-from fedmom.training.admission import Admitted, culprit, finite_rows, norms_of
+from fedmom.training.admission import Admitted, culprit
 
 SMALL = 2**16  # numbers of a leaf that is checked together with others
-OWN = ("loss", "norm")  # of a block's metrics: the loop's own
 
 
 class Carried(NamedTuple):

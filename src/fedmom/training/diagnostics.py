@@ -18,7 +18,7 @@ from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block
-from fedmom.training.admission import norms_of
+from fedmom.runtimes.sums import norms_of
 from fedmom.training.loop import Record
 from fedmom.training.subproblem import Subproblem
 

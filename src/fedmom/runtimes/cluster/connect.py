@@ -55,10 +55,13 @@ def connect(address: str | None = None) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
+    alone = {"include_dashboard": False} if address == "local" else {}
+    label = "Starting Ray" if alone else f"Joining the Ray cluster at {address}"
     try:
-        _init_quietly(ray, address)
+        with _quietly(), waiting(label):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        if address == "local":
+        if alone:
             raise FedMomError(f"Ray did not start on this machine ({_line(error)}).") from None
         raise FedMomError(
             f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
@@ -71,22 +74,16 @@ def _init(ray: Any, address: str) -> None:
         ) from None
 
 
-def _init_quietly(ray: Any, address: str) -> None:
-    alone = {"include_dashboard": False} if address == "local" else {}
-    with warnings.catch_warnings(), _own_signals():
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Start Ray without its warnings, and keep what this process does at SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings():
         # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
         # warns as of any fork; between the two, nothing of JAX runs.
         warnings.simplefilter("ignore", ResourceWarning)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        with waiting("Starting Ray" if alone else f"Joining the Ray cluster at {address}"):
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep what this process does at SIGTERM, which Ray would replace."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
+        yield
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
 

@@ -39,7 +39,7 @@ class _Sent:
     clients: list[int]
     broadcast: Any  # its reference
     cost: float
-    is_again: bool = False
+    is_again: bool
 
 
 class _Arrived(NamedTuple):
@@ -229,16 +229,8 @@ class RayRuntime:
             size = len(share) if self._sums else ROWS
             for first in range(0, len(share), size or 1):
                 part = share[first : first + size]
-                self._submit(
-                    _Sent(
-                        actor,
-                        question,
-                        [clients[place] for place in part],
-                        broadcast,
-                        float(costs[part].sum()),
-                        is_again,
-                    )
-                )
+                names, cost = [clients[place] for place in part], float(costs[part].sum())
+                self._submit(_Sent(actor, question, names, broadcast, cost, is_again))
 
     def _cost(self, round_: int, client: int) -> float:
         """Return the samples that a client goes through in a round."""
@@ -258,12 +250,9 @@ class RayRuntime:
         done, _ = self._ray.wait(list(self._sent), timeout=timeout)
         for ref in done:
             sent = self._sent.pop(ref)
-            try:
-                reply: ActorReply = self._ray.get(ref)
-            except losses():
+            reply: ActorReply | None = self._got(sent.actor, ref)
+            if reply is None:
                 self._lost(sent)
-            except self._ray.exceptions.RayTaskError as error:
-                raise unwrapped(error) from None
             else:
                 sent.actor.speed.note(sent.cost, reply.seconds)
                 self._arrived += [_Arrived(sent, block, reply.states) for block in reply.blocks]
@@ -278,21 +267,20 @@ class RayRuntime:
         if not question.clients:
             self._asked.remove(question)
         if states:
-            self._states.take(_of_clients(states, names), question.broadcast)
+            rows = np.isin(states["states/clients"], names)
+            own = {name: values[rows] for name, values in states.items()}
+            self._states.take(own, question.broadcast)
             self._homes |= dict.fromkeys(names, sent.actor)
         return answer
 
     def _lost(self, sent: _Sent) -> None:
-        """Go on without an actor: ask its clients again, or count them as failed."""
-        self._actors.lose(sent.actor)
+        """Ask the clients of a lost actor again, or count them as failed."""
         if self._on_loss == "redo" and not sent.is_again:
             self._share_out(sent.question, sent.clients, sent.broadcast, is_again=True)
             return
         reason = "its actor was lost again" if sent.is_again else "its actor was lost"
-        self._arrived += [
-            _Arrived(sent, Failure(client, reason, sent.question.round), {})
-            for client in sent.clients
-        ]
+        failures = (Failure(client, reason, sent.question.round) for client in sent.clients)
+        self._arrived += [_Arrived(sent, failure, {}) for failure in failures]
 
     def _evaluate(
         self, actor: RunActor, params: Any, where: tuple[str, int | None, ClientRange]
@@ -304,27 +292,18 @@ class RayRuntime:
         states = self._states.tensors_of(clients)
         return actor.handle.evaluate.remote(self._actors.run, params, where, clients, states)
 
-    def _got(self, actor: RunActor, ref: Any) -> Scores | None:
-        """Return scores; None if their actor was lost."""
+    def _got(self, actor: RunActor, ref: Any) -> Any:
+        """Return what an actor sent; None if it was lost, and the run resumes without it."""
         try:
-            scores: Scores = self._ray.get(ref)
+            return self._ray.get(ref)
         except losses():
             self._actors.lose(actor)
             return None
         except self._ray.exceptions.RayTaskError as error:
             raise unwrapped(error) from None
-        return scores
-
-
-def _of_clients(states: dict[str, NDArray[Any]], clients: list[int]) -> dict[str, NDArray[Any]]:
-    rows = np.isin(states["states/clients"], clients)
-    return {name: values[rows] for name, values in states.items()}
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
-    return Scores(
-        np.concatenate([part.samples for part in parts]),
-        np.concatenate([part.evaluated for part in parts]),
-        {name: np.concatenate([part.sums[name] for part in parts]) for name in parts[0].sums},
-        parts[0].metrics,
-    )
+    samples, evaluated, sums, metrics = zip(*parts, strict=True)
+    joined = {name: np.concatenate([each[name] for each in sums]) for name in sums[0]}
+    return Scores(np.concatenate(samples), np.concatenate(evaluated), joined, metrics[0])

@@ -36,10 +36,6 @@ class Program(NamedTuple):
     seed: int
     rule: Rule | None
 
-    def workload(self, data: FederatedData) -> Workload:
-        """Return what an actor runs on its data."""
-        return Workload(data, self.model, self.algorithm, self.seed)
-
 
 def store_of(data: FederatedData) -> Store | None:
     """Return the packed store that data is mapped from, if it is one, unchanged."""

@@ -55,14 +55,11 @@ class StateFolder:
         from safetensors.numpy import load
 
         leaves, structure = jax.tree.flatten(form)
-        with contextlib.suppress(OSError, SafetensorError, ValueError):
+        with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
             tensors = load(self._file(round_).read_bytes())
-            kept = [tensors.get(str(i)) for i in range(len(leaves))]
-            fits = (
-                found is not None and found.shape == leaf.shape and found.dtype == leaf.dtype
-                for found, leaf in zip(kept, leaves, strict=True)
-            )
-            if all(fits):
+            kept = [tensors[str(i)] for i in range(len(leaves))]
+            forms = [[(leaf.shape, leaf.dtype) for leaf in each] for each in (kept, leaves)]
+            if forms[0] == forms[1]:
                 return jax.tree.unflatten(structure, kept)
         return None
 
@@ -101,16 +98,8 @@ class DeviceClient:
 
     def __init__(self, workload: Workload, number: int, states: StateFolder) -> None:
         keep_programs()
-        self._workload, self._number, self._states = workload, number, states
+        self.workload, self._number, self._states = workload, number, states
         self._arrays = place(workload.data.arrays)
-
-    def params_form(self) -> Params:
-        """Return a tree like the model's parameters."""
-        return self._workload.params()
-
-    def broadcast_form(self) -> Any:
-        """Return the shapes and types of what the server sends to be trained."""
-        return self._workload.broadcast_form()
 
     def train(self, round_: int, broadcast: Any, start: int = NEW, oldest: int = NEW) -> Trained:
         """Answer a round.
@@ -121,18 +110,17 @@ class DeviceClient:
             start: The round whose state the client starts from; NEW if it has none.
             oldest: The first round whose state may be asked for again.
         """
-        work, data = self._workload.work, self._workload.data
+        work, data, model = self.workload.work, self.workload.data, self.workload.model
         first, size = int(data.train.start[0]), int(data.train.size[0])
         task = ClientTask(self._number, first, size, work.count(round_, size), round_)
-        client = self._workload.method.client
-        program = compiled(self._workload.model, reader(data.features), work, client, "one")
-        state = self._state(broadcast, start)
+        client = self.workload.method.client
+        program = compiled(model, reader(data.features), work, client, "one")
         update, after, metrics = program(
             jax.device_put(broadcast, jax.devices()[0]),
-            jax.tree.map(lambda leaf: np.asarray(leaf)[None], state),
+            jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._state(broadcast, start)),
             self._arrays,
             np.array([task], np.int32),
-            clients_key(self._workload.seed),
+            clients_key(self.workload.seed),
             schedules.at(work.lr, round_),
             capacity=capacity(work, size),
         )
@@ -144,18 +132,17 @@ class DeviceClient:
 
     def evaluate(self, params: Params, split: str, budget: int, start: int = NEW) -> Scores:
         """Evaluate a model on at most ``budget`` of the client's own samples."""
-        scorer = Scorer(self._workload.model, self._workload.data, self._arrays)
-        personal = self._workload.method.client.personal
+        scorer = Scorer(self.workload.model, self.workload.data, self._arrays)
+        personal = self.workload.method.client.personal
         if personal is not None:
             params = personal(params, self._state(params, start))
         return scorer(params, split, budget)
 
     def _state(self, broadcast: Any, start: int) -> Any:
         """Return the client's state; one that was deleted or never was is made new."""
-        fresh = self._workload.method.client.init(broadcast)
-        if start == NEW or not jax.tree.leaves(fresh):
-            return fresh
-        kept = self._states.load(start, fresh)
+        fresh = self.workload.method.client.init(broadcast)
+        has_kept = start != NEW and jax.tree.leaves(fresh)
+        kept = self._states.load(start, fresh) if has_kept else None
         return fresh if kept is None else kept
 
 
@@ -204,12 +191,9 @@ def _describe(owner: Owner) -> RecordDict:
     """Tell how many samples there are and what a model must accept: nothing of the samples."""
     data = owner.data()
     train, test = int(data.train.size[0]), int(data.test.size[0])
-    reply = RecordDict(
-        {
-            wire.FACTS: MetricRecord({"train": train, "test": test}),
-            wire.TASK: ConfigRecord({"features": json.dumps(data.features)}),
-        }
-    )
+    facts = MetricRecord({"train": train, "test": test})
+    kind = ConfigRecord({"features": json.dumps(data.features)})
+    reply = RecordDict({wire.FACTS: facts, wire.TASK: kind})
     owner.say(
         f"The server asked what is here. Sent, in {_bytes(wire.size_of(reply))}: how many samples"
         f" there are ({train} training, {test} test), their kind ({data.features.kind}), shape and"
@@ -222,14 +206,10 @@ def _train(
     content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
 ) -> RecordDict:
     round_, start, oldest = (_whole(task, name) for name in ("round", "state", "oldest"))
-    broadcast = wire.tree_of(content, wire.MODEL, client.broadcast_form())
+    broadcast = wire.tree_of(content, wire.MODEL, client.workload.broadcast_form())
     done = client.train(round_, broadcast, start, oldest)
-    reply = RecordDict(
-        {
-            wire.UPDATE: wire.arrays_of(done.update),
-            wire.FACTS: MetricRecord({**done.metrics, "samples": done.samples}),
-        }
-    )
+    facts = MetricRecord({**done.metrics, "samples": done.samples})
+    reply = RecordDict({wire.UPDATE: wire.arrays_of(done.update), wire.FACTS: facts})
     more = "".join(f", {name}" for name in done.metrics if name != "loss")
     say(
         f"Round {round_ + 1}: asked to train ({_bytes(wire.size_of(content))} came). Took"
@@ -244,20 +224,17 @@ def _evaluate(
     content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
 ) -> RecordDict:
     start = _whole(task, "state")
-    counts = {split: _whole(task, split) for split in ("train", "test") if split in task}
-    params = wire.tree_of(content, wire.MODEL, client.params_form())
+    counts = {s: n for s in ("train", "test") if s in task and (n := _whole(task, s))}
+    params = wire.tree_of(content, wire.MODEL, client.workload.params())
     facts: dict[str, int | float | list[int] | list[float]] = {}
     names: dict[str, None] = {}
     for split, count in counts.items():
-        if count:
-            scores = client.evaluate(params, split, count, start)
-            facts[f"{split}/evaluated"] = int(scores.evaluated[0])
-            facts |= {
-                f"{split}/sum/{name}": np.asarray(sums[0], np.float64).tolist()
-                for name, sums in scores.sums.items()
-            }
-            names |= dict.fromkeys(scores.sums)
-    which = " and ".join(f"{count} {split} samples" for split, count in counts.items() if count)
+        scores = client.evaluate(params, split, count, start)
+        facts[f"{split}/evaluated"] = int(scores.evaluated[0])
+        for name, sums in scores.sums.items():
+            facts[f"{split}/sum/{name}"] = np.asarray(sums[0], np.float64).tolist()
+            names[name] = None
+    which = " and ".join(f"{count} {split} samples" for split, count in counts.items())
     reply = RecordDict({wire.FACTS: MetricRecord(facts)})
     say(
         f"Asked to evaluate a model ({_bytes(wire.size_of(content))} came). Did so on {which}, in"

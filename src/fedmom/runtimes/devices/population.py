@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
@@ -25,7 +25,37 @@ SECONDS_BETWEEN_NEWS = 10.0
 SECONDS_TO_MEND = 30.0
 MOST_VALUES = 2**24  # numbers in one input, and labels: more is no claim to believe
 LONGEST_NAME = 100
+LONGEST_DEADLINE = 30 * 24 * 3600
 DIGITS = tuple("0123456789")
+
+
+class DeviceOptions(NamedTuple):
+    """What a server asks of its devices: the options of the runtime.
+
+    Args:
+        devices: How many must be there before a run begins.
+        deadline: Seconds that a device has to answer.
+        least: The fewest replies that make a round.
+        max_samples: The most samples that a device may claim.
+    """
+
+    devices: int = 1
+    deadline: float = 600.0
+    least: int = 1
+    max_samples: int = 1_000_000
+
+
+def checked(options: DeviceOptions) -> DeviceOptions:
+    """Return the options, if they are possible."""
+    for name, value in options._asdict().items():
+        if name != "deadline" and value < 1:
+            raise FedMomError(f"flower: {name}={value} must be at least 1.")
+    if not 0 < options.deadline <= LONGEST_DEADLINE:
+        raise FedMomError(
+            f"flower: deadline={options.deadline} must be a number of seconds greater than 0, at"
+            f" most {LONGEST_DEADLINE:,}."
+        )
+    return options
 
 
 @dataclass(frozen=True)

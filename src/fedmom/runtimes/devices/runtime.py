@@ -16,8 +16,7 @@ from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.devices import wire
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
-from fedmom.runtimes.devices.options import DeviceOptions, checked
-from fedmom.runtimes.devices.population import DeviceData
+from fedmom.runtimes.devices.population import DeviceData, DeviceOptions, checked
 from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
 from fedmom.runtimes.devices.wire import NEW, UnusableReplyError
 

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,12 @@ from fedmom.core.types import Params
 MODEL, TASK, UPDATE, FACTS = "model", "task", "update", "facts"  # the names of records
 NEW = -1  # in place of a round: a client that has no state yet
 HEADER = 4096  # bytes: more than NumPy writes before an array's numbers
+
+
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 class UnusableReplyError(Exception):
@@ -45,9 +51,8 @@ def tree_of(content: RecordDict, name: str, form: Params) -> Params:
         raise UnusableReplyError(
             f"it has {len(record)} arrays, not {len(leaves)} named 0 to {len(leaves) - 1}"
         )
-    return jax.tree.unflatten(
-        structure, [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
-    )
+    read = [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, read)
 
 
 def named_arrays(
@@ -89,8 +94,7 @@ def number(content: RecordDict, name: str, kind: type) -> Any:
     Raises:
         UnusableReplyError: It is missing, or of another type.
     """
-    facts = content.get(FACTS)
-    found = facts.get(name) if isinstance(facts, MetricRecord) else None
+    found = _told(content, name)
     if type(found) is not kind:
         raise UnusableReplyError(f"it does not tell {name} as a number of type {kind.__name__}")
     return found
@@ -102,12 +106,16 @@ def numbers(content: RecordDict, name: str) -> float | list[float]:
     Raises:
         UnusableReplyError: It is missing, too long, or of another type.
     """
-    facts = content.get(FACTS)
-    found = facts.get(name) if isinstance(facts, MetricRecord) else None
+    found = _told(content, name)
     row = found if isinstance(found, list) else [found]
     if not 0 < len(row) <= LONGEST_ROW or any(type(value) is not float for value in row):
         raise UnusableReplyError(f"it does not tell {name} as numbers of type float")
-    return found  # type: ignore[return-value]
+    return found
+
+
+def _told(content: RecordDict, name: str) -> Any:
+    facts = content.get(FACTS)
+    return facts.get(name) if isinstance(facts, MetricRecord) else None
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
@@ -126,22 +134,18 @@ def _read(array: Array, expected: Any) -> NDArray[Any]:
     wire = _wire_type(dtype)
     if tuple(array.shape) != shape or array.dtype != str(wire):
         raise UnusableReplyError(
-            f"it has an array {_short(array.dtype)} of shape {_shape(array.shape)},"
+            f"it has an array {_short(array.dtype)} of shape {_short(tuple(array.shape))},"
             f" not {wire} of shape {shape}"
         )
     file = io.BytesIO(array.data)
     try:
         version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        found, fortran, inside = read(file)
+        found, fortran, inside = HEADERS[version](file)
     except (ValueError, KeyError, EOFError, SyntaxError, TypeError):
         raise UnusableReplyError("it has an array that cannot be read") from None
     if found != shape or inside != wire:
         raise UnusableReplyError(
-            f"it has an array that is {_short(inside)} of shape {_shape(found)} inside,"
+            f"it has an array that is {_short(inside)} of shape {_short(found)} inside,"
             f" not {wire} of shape {shape}"
         )
     content = array.data[file.tell() :]
@@ -149,10 +153,6 @@ def _read(array: Array, expected: Any) -> NDArray[Any]:
         raise UnusableReplyError(f"it has an array of {len(content)} bytes, for shape {shape}")
     flat = np.frombuffer(content, wire).reshape(shape, order="F" if fortran else "C")
     return np.ascontiguousarray(flat).view(dtype).reshape(shape)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return _short(tuple(shape))
 
 
 def _short(text: Any) -> str:
