@@ -21,8 +21,7 @@ from fedmom.runtimes.base import Block, Failure
 from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime
 from fedmom.runtimes.devices.client import answer
-from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
-from fedmom.runtimes.devices.link import Link
+from fedmom.runtimes.devices.link import OVERHEAD, Inbox, Link
 from fedmom.runtimes.devices.population import DeviceOptions, checked, from_json, meet, to_json
 from fedmom.runtimes.local import LocalRuntime
 from tests.conftest import population, workload_of

@@ -15,10 +15,8 @@ def write_atomic(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with naming(path, instead=temporary):
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            temporary.unlink(missing_ok=True)
+            append_synced(temporary, content)
             temporary.replace(path)
     except BaseException:  # a full disk, Ctrl-C: half a file helps nobody
         with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def serve(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
         folder, experiment = _again(out, link)
     else:
         folder, experiment = _anew(out, link, values)
-    link.journal = News(journal.writer(out), experiment.data.users)
+    link.journal = News(partial(journal.write, out), experiment.data.users)
     link.settings = _sent(experiment)
     done = folder.saved_round()
     after = f", after {done} rounds" if done else ""

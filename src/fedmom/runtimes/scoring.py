@@ -12,10 +12,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
-from fedmom.data.federated import FederatedData, Split
+from fedmom.data.federated import Split
 from fedmom.data.subsample import thinned
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
@@ -38,15 +39,11 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        model: Model,
-        data: FederatedData,
-        arrays: dict[str, jax.Array],
-        workers: int | None = None,
+        self, workload: Workload, arrays: dict[str, jax.Array], workers: int | None = None
     ) -> None:
-        self._data, self._arrays, self._metrics = data, arrays, model.metrics
-        self._workers = workers or os.cpu_count()
-        self._score = _compile_score(model, reader(data.features))
+        self._data, self._arrays, model = workload.data, arrays, workload.model
+        self._metrics, self._workers = model.metrics, workers or os.cpu_count()
+        self._score = _compile_score(model, reader(self._data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
 
     @property

@@ -76,12 +76,11 @@ class Programs(NamedTuple):
 class _Counted(NamedTuple):
     """What is remembered of a block once its updates are taken."""
 
-    clients: NDArray[np.int64]
+    block: Block  # without them
     members: NDArray[np.int64]
     weights: NDArray[np.float64]  # of the rows; 0 where a row was rejected
     factor: float  # for staleness
     norms: Any
-    metrics: dict[str, Any]  # losses and what else clients report
 
 
 class Collected:
@@ -117,8 +116,8 @@ class Collected:
         if block.members is not None:
             weights = np.add.reduceat(weights, np.cumsum(members) - members)
         weights = weights * keep
-        norms, metrics = norms_of(block), dict(block.metrics)
-        self._counted.append(_Counted(block.clients, members, weights, factor, norms, metrics))
+        rest = block._replace(update=None)
+        self._counted.append(_Counted(rest, members, weights, factor, norms_of(block)))
         update, loss = block.update, block.metrics["loss"]
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
             update, loss = zeroed((update, loss), keep)
@@ -134,27 +133,22 @@ class Collected:
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
         for counted in self._counted:
-            bad = ~finite_rows(counted.metrics["loss"], counted.norms)
+            bad = ~finite_rows(counted.block.metrics["loss"], counted.norms)
             if bad.any():
                 first = int(np.argmax(bad))
                 place = int(counted.members[:first].sum())
-                return culprit(int(counted.clients[place]), int(counted.members[first]))
+                return culprit(int(counted.block.clients[place]), int(counted.members[first]))
         return None
-
-    def mean_loss(self, weighted: float) -> float | None:
-        """Return the mean local loss, given the sum; None without replies."""
-        weight = self.weight
-        return weighted / weight if weight else None
 
     def client_metrics(self, method: Method) -> dict[str, float]:
         """Return what clients and the stages on them report: means, weighted as updates are."""
         ranges, stages = method.client.ranges, stage_names(method.stages)
-        names = dict.fromkeys(n for c in self._counted for n in c.metrics if n not in OWN)
+        all_metrics = [(c.block.metrics, c.weights * c.factor) for c in self._counted]
         found: dict[str, float] = {}
-        for name in names:
-            having = [c for c in self._counted if name in c.metrics]
-            weights = np.concatenate([c.weights * c.factor for c in having])
-            values = np.concatenate([np.asarray(c.metrics[name], np.float64) for c in having])
+        for name in dict.fromkeys(n for metrics, _ in all_metrics for n in metrics if n not in OWN):
+            having = [(m[name], w) for m, w in all_metrics if name in m]
+            values, weights = (np.concatenate(each) for each in zip(*having, strict=True))
+            values = values.astype(np.float64)
             values, weights = values[weights > 0], weights[weights > 0]
             if not len(values):
                 continue
@@ -312,7 +306,8 @@ def precompile(
     def compile_all() -> None:
         with contextlib.suppress(Exception):  # the round itself says what is wrong
             for size in sizes:
-                collected.add(_block(form, size), _all_of(size))
+                everything = Admitted(np.ones(size, np.int64), np.ones(size, bool), 1.0)
+                collected.add(_block(form, size), everything)
             collected.step(*arguments)
 
     thread = threading.Thread(target=compile_all, name="compile", daemon=True)
@@ -340,10 +335,6 @@ def _block(form: Params, size: int) -> Block:
     numbers = _placed(np.zeros((), np.float32), size)
     clients = np.arange(size)
     return Block(clients, update, np.ones_like(clients), {"loss": numbers, "norm": numbers}, 0)
-
-
-def _all_of(size: int) -> Admitted:
-    return Admitted(np.ones(size, np.int64), np.ones(size, bool), 1.0)
 
 
 def _placed(leaf: Any, *rows: int) -> jax.ShapeDtypeStruct:

@@ -268,14 +268,7 @@ class _Rounds:
         runtime.prepare(pace.rows, sums=sums)
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
-        self._admission = Admission(
-            sent,
-            self._samples,
-            pace,
-            bad_replies=bad_replies,
-            look_at_each=bad_replies == "skip" or method.rule.needs == "each",
-            asked=dict(runtime.under_way()),  # a restored runtime may know some
-        )
+        self._admission = Admission(sent, runtime, pace, bad_replies)
 
     def draw(self, round_: int) -> NDArray[np.int64]:
         busy = self._admission.busy
@@ -305,7 +298,7 @@ class _Rounds:
             round=state.round + 1,
             cohort=cohort.tolist(),
             replies=replies,
-            train_loss=collected.mean_loss(loss),
+            train_loss=loss / collected.weight if collected.weight else None,
             update_norm=norm,
             seconds=time.perf_counter() - began,
             bytes_up=self._sent.bytes * replies,

@@ -5,13 +5,14 @@ They start once and compile once. A run has ready ones, starting ones, and those
 
 import threading
 import time
+import uuid
 from collections.abc import Set
 from typing import Any
 
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import waiting
-from fedmom.data.federated import FederatedData
-from fedmom.runtimes.cluster import connect
+from fedmom.runtimes.cluster import connect, shipping
 from fedmom.runtimes.cluster.actor import ClientActor
 from fedmom.runtimes.cluster.balance import Speed
 from fedmom.runtimes.cluster.shipping import Store
@@ -118,27 +119,16 @@ class RunActors:
     Args:
         ray: The package.
         pool: Where actors come from.
-        run: The run's name among those that share them.
-        program: What clients compute, pickled.
-        store: The packed store that the population lies in, if it does.
-        data: The population, which is sent to machines that do not have the store.
+        workload: What is run. Machines that do not have its packed store are sent the data.
         actors: How many; None: as many as fit the cluster, also when it grows.
     """
 
-    def __init__(
-        self,
-        ray: Any,
-        pool: ActorPool,
-        run: str,
-        program: bytes,
-        store: Store | None,
-        data: FederatedData,
-        actors: int | None,
-    ) -> None:
-        self._ray, self._pool, self.run = ray, pool, run
-        self._program = ray.put(program)
-        self._store, self._data, self._put = store, data, None
-        self._wanted = actors
+    def __init__(self, ray: Any, pool: ActorPool, workload: Workload, actors: int | None) -> None:
+        self._ray, self._pool, self._wanted = ray, pool, actors
+        self.run = uuid.uuid4().hex  # its name among those that share the actors
+        self._program = ray.put(shipping.pickled(workload))
+        self._store, self._whole = shipping.store_of(workload.data), None
+        self._data = shipping.without_names(workload.data)
         self._actors: list[RunActor] = []
         self._looked = -LOOK_EVERY
         self._is_settled = False  # whether all actors that were wanted have had their time
@@ -201,15 +191,13 @@ class RunActors:
         wanted = self._pool.capacity() if self._wanted is None else self._wanted
         had = {one.pooled for one in self._actors}
         for actor in self._pool.take(wanted - len(had), had) if wanted > len(had) else []:
-            self._actors.append(RunActor(actor, self._open(actor, self._store or self._whole())))
+            self._actors.append(RunActor(actor, self._open(actor, self._store)))
 
-    def _open(self, actor: PooledActor, data: Any) -> Any:
-        return actor.handle.open.remote(self.run, self._program, data)
-
-    def _whole(self) -> Any:
-        """Return a reference to the population in Ray's object store, put there once."""
-        self._put = self._put or self._ray.put(self._data)
-        return self._put
+    def _open(self, actor: PooledActor, store: Store | None) -> Any:
+        """Hand an actor the program, and the store or else the data, which Ray is given once."""
+        if store is None:
+            self._whole = self._whole or self._ray.put(self._data)
+        return actor.handle.open.remote(self.run, self._program, store or self._whole)
 
     def _settle(self, timeout: float) -> None:
         """Note which actors have become ready, or have died on the way."""
@@ -223,7 +211,7 @@ class RunActors:
                 if self._ray.get(ref):
                     one.is_ready = True
                 else:  # its machine does not have the store
-                    one.opened = self._open(one.pooled, self._whole())
+                    one.opened = self._open(one.pooled, None)
             except connect.losses() as error:
                 self._check_start(error)
                 self.lose(one)

@@ -1,7 +1,6 @@
 """Clients on the machines of a Ray cluster: the same rounds, on more cores."""
 
 import itertools
-import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from fedmom.core.types import Params
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.client_states import ClientStates
-from fedmom.runtimes.cluster import connect, shipping
+from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.actor import ActorReply, Job
 from fedmom.runtimes.cluster.actors import RunActor, RunActors, pool_of
 from fedmom.runtimes.cluster.balance import Speed, deal
@@ -94,24 +93,13 @@ class RayRuntime:
         if on_loss not in ("redo", "drop"):
             raise FedMomError(f"on_loss={on_loss} must be redo or drop.")
         self._ray = connect.connect(address)
-        from ray import cloudpickle
-
         self.workload = workload
         self._data, self._work = workload.data, workload.work
         self._client = workload.method.client
         self._on_loss, self._may_sum, self._sums = on_loss, sums, False
         self._cohort = 0
-        program = shipping.program_of(workload)
-        self._actors = RunActors(
-            self._ray,
-            pool_of(self._ray, cpus),
-            uuid.uuid4().hex,
-            cloudpickle.dumps(program),
-            shipping.store_of(workload.data),
-            shipping.without_names(workload.data),
-            actors,
-        )
-        self._plans = Scorer(workload.model, workload.data, {})
+        self._actors = RunActors(self._ray, pool_of(self._ray, cpus), workload, actors)
+        self._plans = Scorer(workload, {})
         self._states = ClientStates(self._client)
         self._homes: dict[int, RunActor] = {}  # of clients with a state: who has it as it counts
         self._asked: list[Question] = []

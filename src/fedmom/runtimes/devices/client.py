@@ -23,7 +23,7 @@ from fedmom.core.compilation import keep_programs
 from fedmom.core.files import write_atomic
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params, Say
-from fedmom.data.batches import place, reader
+from fedmom.data.batches import place
 from fedmom.data.federated import FederatedData
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.client_programs import ClientTask, compiled
@@ -110,12 +110,10 @@ class DeviceClient:
             start: The round whose state the client starts from; NEW if it has none.
             oldest: The first round whose state may be asked for again.
         """
-        work, data, model = self.workload.work, self.workload.data, self.workload.model
+        work, data = self.workload.work, self.workload.data
         first, size = int(data.train.start[0]), int(data.train.size[0])
         task = ClientTask(self._number, first, size, work.count(round_, size), round_)
-        client = self.workload.method.client
-        program = compiled(model, reader(data.features), work, client, "one")
-        update, after, metrics = program(
+        update, after, metrics = compiled(self.workload, "one")(
             jax.device_put(broadcast, jax.devices()[0]),
             jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._state(broadcast, start)),
             self._arrays,
@@ -132,11 +130,10 @@ class DeviceClient:
 
     def evaluate(self, params: Params, split: str, budget: int, start: int = NEW) -> Scores:
         """Evaluate a model on at most ``budget`` of the client's own samples."""
-        scorer = Scorer(self.workload.model, self.workload.data, self._arrays)
         personal = self.workload.method.client.personal
         if personal is not None:
             params = personal(params, self._state(params, start))
-        return scorer(params, split, budget)
+        return Scorer(self.workload, self._arrays)(params, split, budget)
 
     def _state(self, broadcast: Any, start: int) -> Any:
         """Return the client's state; one that was deleted or never was is made new."""

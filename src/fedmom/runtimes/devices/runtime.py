@@ -119,7 +119,7 @@ class DeviceRuntime:
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered."""
         for question in self._asked.values():
-            self._note("too late", question.client, question.round)
+            self._note("too late", *question[:2])
         self._link.forget(self._asked)
         self._asked, self._failed = {}, []
 
@@ -158,10 +158,8 @@ class DeviceRuntime:
         """Return whose state counts after which round, and who was asked with what."""
         if self._saved[-1] != self._rounds:
             self._saved = [self._saved[-1], dict(self._rounds)]
-        tensors: dict[str, Any] = {}
-        if self._rounds:
-            pairs = sorted(self._rounds.items())
-            tensors["devices/state_of"] = np.array(pairs, np.int64)
+        rounds = np.array(sorted(self._rounds.items()), np.int64)
+        tensors = {"devices/state_of": rounds} if self._rounds else {}
         return Snapshot(tensors | in_flight.pack(in_flight.of_clients(self._committed)))
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
@@ -170,13 +168,12 @@ class DeviceRuntime:
         self._rounds = dict(tensors.get("devices/state_of", np.zeros((0, 2), int)).tolist())
         self._changed, self._saved = {}, [dict(self._rounds), dict(self._rounds)]
         self._asked, self._failed = {}, []
-        questions = [
+        self._committed = [
             _Question(client, asked.round, asked.broadcast)
             for asked in in_flight.unpack(tensors, broadcast)
             for client in asked.clients
         ]
-        self._send(questions)
-        self._committed = questions
+        self._send(self._committed)
 
     def close(self) -> None:
         """Stop waiting for replies."""
@@ -208,7 +205,7 @@ class DeviceRuntime:
             message = sent.get(nodes.get(question.client, NEW))
             if message:
                 self._asked[message] = question
-                self._note("asked", question.client, question.round)
+                self._note("asked", *question[:2])
             else:
                 self._fail(question, "it is offline")
 
@@ -237,7 +234,9 @@ class DeviceRuntime:
         """Yield the replies that are there and can be used; note the others as failures."""
         if not self._asked:
             return
-        form = self._form(next(iter(self._asked.values())).broadcast)
+        method, broadcast = self.workload.method, next(iter(self._asked.values())).broadcast
+        form = method.forms(broadcast)[-1]
+        keeps_state = bool(jax.tree.leaves(jax.eval_shape(method.client.init, broadcast)))
         for answered in self._link.take(list(self._asked), wire.bytes_of(form)):
             question = self._asked.pop(answered.asked)
             try:
@@ -245,27 +244,15 @@ class DeviceRuntime:
             except UnusableReplyError as error:
                 self._fail(question, str(error))
                 continue
-            if self._keeps_state(question.broadcast):
+            if keeps_state:
                 self._changed[question.client] = question.round
-            self._note(
-                "answered",
-                question.client,
-                question.round,
-                seconds=round(answered.seconds, 3),
-                bytes=answered.bytes,
-            )
+            took = round(answered.seconds, 3)
+            self._note("answered", *question[:2], seconds=took, bytes=answered.bytes)
             yield reply
-
-    def _keeps_state(self, broadcast: Any) -> bool:
-        return bool(jax.tree.leaves(jax.eval_shape(self.workload.method.client.init, broadcast)))
-
-    def _form(self, broadcast: Any) -> Params:
-        """Return the shapes and types of a reply."""
-        return self.workload.method.forms(broadcast)[-1]
 
     def _fail(self, question: _Question, reason: str) -> None:
         self._failed.append((question, reason))
-        self._note("failed", question.client, question.round, reason=reason)
+        self._note("failed", *question[:2], reason=reason)
 
     def _failures(self) -> Iterator[Failure]:
         """Tell of those who failed."""
