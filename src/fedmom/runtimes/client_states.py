@@ -1,6 +1,6 @@
-"""The states of clients: a row for every client that has been seen, none for the others."""
+"""The states of clients, a row for every one that has been seen, and runtimes that keep them."""
 
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +9,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Client
-from fedmom.runtimes.base import Clients
+from fedmom.algorithms.workload import Workload
+from fedmom.runtimes import in_flight
+from fedmom.runtimes.base import Clients, Snapshot
+from fedmom.runtimes.in_flight import Question
+from fedmom.runtimes.scoring import Scorer
+
+
+class Simulated:
+    """What runtimes of simulated clients have in common: their states, and who was asked.
+
+    Args:
+        workload: What is run.
+        scorer: Evaluates models, or plans it.
+    """
+
+    runs_method = True
+
+    def __init__(self, workload: Workload, scorer: Scorer) -> None:
+        self.workload, self._scorer = workload, scorer
+        self._data, self._work = workload.data, workload.work
+        self._client = workload.method.client
+        self.states = ClientStates(self._client)
+        self._asked: deque[Question] = deque()
+        self._committed: list[Question] = []  # of them, as the last round left them
+
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Send the broadcast of a round to clients."""
+        if len(clients):
+            self._send(Question(round_, deque(clients.tolist()), broadcast))
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return (client, round) of everybody who was asked and has not answered."""
+        return [(client, q.round) for q in self._asked for client in q.clients]
+
+    def cancel(self) -> None:
+        """Forget everybody who was asked and has not answered."""
+        self._asked.clear()
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        return self._scorer.splits
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self.states.commit()
+        self._committed = [question.copy() for question in self._asked]
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the clients seen so far, and who was asked with what."""
+        return Snapshot(self.states.tensors() | in_flight.pack(self._committed))
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Resume from a snapshot."""
+        self.cancel()
+        self.states.load(snapshot.tensors, broadcast)
+        for question in in_flight.unpack(snapshot.tensors, broadcast):
+            self._send(question)
+        self.commit()
+
+    def _send(self, question: Question) -> None:
+        self._asked.append(question)
 
 
 class ClientStates:

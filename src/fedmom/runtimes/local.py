@@ -18,10 +18,9 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params
 from fedmom.data.batches import place
-from fedmom.runtimes import in_flight
-from fedmom.runtimes.base import Block, Clients, Scores, Snapshot
+from fedmom.runtimes.base import Block, Clients, Scores
 from fedmom.runtimes.client_programs import Answer, ClientTask, Way, compiled
-from fedmom.runtimes.client_states import ClientStates
+from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
 
@@ -40,7 +39,7 @@ CLIENTS_AT_ONCE = 32
 Part = Sequence[ClientTask]  # of a question: those that share a call
 
 
-class LocalRuntime:
+class LocalRuntime(Simulated):
     """Runs clients on this machine. They answer in the order they were asked, so sums repeat.
 
     On a CPU, clients run on worker threads, each in a program of its own: XLA gains little from
@@ -67,8 +66,6 @@ class LocalRuntime:
         [[1, 3]]
     """
 
-    runs_method = True
-
     def __init__(
         self,
         workload: Workload,
@@ -79,20 +76,14 @@ class LocalRuntime:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} must be at least 1.")
         keep_programs()
-        self.workload = workload
-        self._data, self._work = workload.data, workload.work
-        self._client = workload.method.client
         self._arrays = place(workload.data.arrays)
+        super().__init__(workload, Scorer(workload, self._arrays, workers))
         self._key = clients_key(workload.seed)
         self._cohort: int | None = None
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
-        self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
         self._programs = {way: compiled(workload, way) for way in ways}
-        self._scorer = Scorer(workload, self._arrays, workers)
         self._sent = 0  # numbers in a broadcast, once that is known
-        self._asked: deque[Question] = deque()
-        self._committed: list[Question] = []  # of them, as the last round left them
         self._workers = workers or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client")
 
@@ -105,11 +96,6 @@ class LocalRuntime:
             sums: Not used: replies are added up by the loop.
         """
         self._cohort = cohort
-
-    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
-        """Note whom to run with what."""
-        if len(clients):
-            self._asked.append(Question(round_, deque(clients.tolist()), broadcast))
 
     def replies(self, timeout: float | None = None) -> Iterator[Block]:  # noqa: ARG002
         """Run the clients and yield their replies in order, few of them in memory at a time."""
@@ -139,19 +125,6 @@ class LocalRuntime:
         tasks = [self._task(round_, client) for client in clients.tolist()]
         return [len(part) for part in self._plan(broadcast, tasks)[1]]
 
-    def under_way(self) -> list[tuple[int, int]]:
-        """Return (client, round) of everybody who was asked and has not answered."""
-        return [(client, q.round) for q in self._asked for client in q.clients]
-
-    def cancel(self) -> None:
-        """Forget everybody who was asked and has not answered."""
-        self._asked.clear()
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have samples."""
-        return self._scorer.splits
-
     def evaluate(
         self, params: Params, split: str, budget: int | None = None, part: ClientRange | None = None
     ) -> Scores:
@@ -172,21 +145,6 @@ class LocalRuntime:
         return self._scorer.personal(
             lambda client: personal(params, self.states.get(client, params)), split, budget, part
         )
-
-    def commit(self) -> None:
-        """Note that a round is done."""
-        self.states.commit()
-        self._committed = [question.copy() for question in self._asked]
-
-    def snapshot(self) -> Snapshot:
-        """Return the states of the clients seen so far, and who was asked with what."""
-        return Snapshot(self.states.tensors() | in_flight.pack(self._committed))
-
-    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Resume from a snapshot."""
-        self.states.load(snapshot.tensors, broadcast)
-        self._asked = deque(in_flight.unpack(snapshot.tensors, broadcast))
-        self.commit()
 
     def close(self) -> None:
         """End the threads."""

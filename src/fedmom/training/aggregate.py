@@ -49,15 +49,6 @@ class Carried(NamedTuple):
     rule: Any
 
 
-class Facts(NamedTuple):
-    """Numbers of a round that its compiled step is given."""
-
-    round: Any
-    scale: Any
-    replies: Any
-    weight: Any
-
-
 class Stepped(NamedTuple):
     """What the step returns: the new state, and what is recorded of the round."""
 
@@ -70,7 +61,7 @@ class Programs(NamedTuple):
     """Compiled: ``add(sum, rows) -> sum`` and the server's ``step``."""
 
     add: Add
-    step: Callable[[Carried, Sum | None, Rows, Facts, Any], Stepped]
+    step: Callable[[Carried, Sum | None, Rows, Round], Stepped]
 
 
 class _Counted(NamedTuple):
@@ -127,8 +118,8 @@ class Collected:
         """Let the server step on the aggregate."""
         total, rows = self._parts.finish()
         scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
-        facts = Facts(round_, scale, float(self.replies), self.weight)
-        return self._step(carried, total, rows, facts, key)
+        numbers: Any = (round_, key, float(self.replies), self.weight, scale)
+        return self._step(carried, total, rows, Round(*numbers))
 
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
@@ -203,16 +194,15 @@ class _Parts(NamedTuple):
         aggregate, state, metrics = reported(returned, f"each of the rule {self.rule.name}")
         return aggregate, jnp.dot(weights, losses), state, _named(self.rule.name, metrics)
 
-    def pass_stages(self, aggregate: Params, states: Any, facts: Facts, key: Any) -> Any:
+    def pass_stages(self, aggregate: Params, states: Any, round_: Round) -> Any:
         """Return the aggregate after all stages, the last one first, their states and metrics."""
         names, new = stage_names(self.stages), list(states)
         metrics: dict[str, Any] = {}
         for place in reversed(range(len(names))):
             after = self.stages[place].after
             if after is not None:
-                own = jax.random.fold_in(jax.random.fold_in(key, facts.round), place)
-                here = Round(facts.round, own, facts.replies, facts.weight, facts.scale)
-                returned = after(aggregate, states[place], here)
+                own = jax.random.fold_in(jax.random.fold_in(round_.key, round_.number), place)
+                returned = after(aggregate, states[place], round_._replace(key=own))
                 aggregate, new[place], found = reported(returned, f"after of {names[place]}")
                 metrics |= _named(names[place], found)
         if self.stages:
@@ -223,13 +213,11 @@ class _Parts(NamedTuple):
 @lru_cache(maxsize=32)
 def _compiled(parts: _Parts) -> Programs:
     @jax.jit
-    def step(
-        carried: Carried, total: Sum | None, rows: Rows, facts: Facts, key: jax.Array
-    ) -> Stepped:
+    def step(carried: Carried, total: Sum | None, rows: Rows, round_: Round) -> Stepped:
         params, server, states, rule = carried
-        combined = parts.combine(total, parts.decode(rows), facts.scale, rule)
+        combined = parts.combine(total, parts.decode(rows), round_.scale, rule)
         aggregate, loss, rule, of_rule = combined
-        aggregate, states, of_stages = parts.pass_stages(aggregate, states, facts, key)
+        aggregate, states, of_stages = parts.pass_stages(aggregate, states, round_)
         stepped = parts.server.step(aggregate, server, params)
         params, server, of_server = reported(stepped, "the server's step")
         rest = (server, states, rule)
@@ -289,10 +277,7 @@ def _floats(tree: Any) -> list[jax.Array]:
 
 
 def precompile(
-    collected: Collected,
-    form: Params,
-    sizes: Sequence[int],
-    arguments: tuple[Carried, int, int, Any],
+    collected: Collected, form: Params, sizes: Sequence[int], *arguments: Any
 ) -> threading.Thread:
     """Compile a round's sums and its step on another thread; wait for it with ``join``.
 
@@ -300,7 +285,7 @@ def precompile(
         collected: An empty round, with ``compiling`` programs.
         form: What one update looks like.
         sizes: How many replies each block will have.
-        arguments: Those of ``Collected.step``.
+        *arguments: Those of ``Collected.step``.
     """
 
     def compile_all() -> None:

@@ -339,7 +339,7 @@ class _Rounds:
         if sizes:
             collected = self._collected(compiling(self._programs))
             rest = (Carried(*state[1:]), state.round, self._population, self._key)
-            self._ahead = precompile(collected, self._sent.tree, sizes, rest)
+            self._ahead = precompile(collected, self._sent.tree, sizes, *rest)
 
     def _collected(self, programs: Any) -> Collected:
         return Collected(self._method.rule, programs, self._pace.rows, self._zero)

@@ -66,13 +66,13 @@ class Subproblem:
 
     def gradient(self, params: Params, client: int | None = None) -> tuple[jax.Array, Params]:
         """Return the loss and gradient of f, or of the drawn client of this number."""
-        return self._gradient(params, self.arrays, *self._of(client))
+        return self._gradient(params, self.arrays, self._of(client))
 
     def hessian_product(
         self, params: Params, vector: Params, client: int | None = None
     ) -> tuple[Params, jax.Array]:
         """Return the Hessian's product with a vector, scaled to norm 1, and its norm."""
-        return self._hessian_product(params, self.arrays, *self._of(client), vector)
+        return self._hessian_product(params, self.arrays, self._of(client), vector)
 
     def _of(self, client: int | None) -> WeightedSamples:
         return self._union if client is None else self._rows[client]
@@ -86,11 +86,9 @@ def _compile(model: Model, read: Reader) -> tuple[Callable[..., Any], Callable[.
         x, y = read(arrays, positions)
         return jnp.dot(weights, model.losses(model.apply(w, x, None), y))
 
-    def summed(
-        part: Callable[..., Any], w: Params, positions: jax.Array, weights: jax.Array, chunks: int
-    ) -> Any:
+    def summed(part: Callable[..., Any], w: Params, samples: WeightedSamples) -> Any:
         """Add up a function of the samples, chunk by chunk."""
-        rows = positions.reshape(-1, CHUNK), weights.reshape(-1, CHUNK)
+        rows = samples.positions.reshape(-1, CHUNK), samples.weights.reshape(-1, CHUNK)
         zero = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
             jax.eval_shape(lambda: part(w, rows[0][0], rows[1][0])),
@@ -99,32 +97,25 @@ def _compile(model: Model, read: Reader) -> tuple[Callable[..., Any], Callable[.
         def add(i: jax.Array, total: Any) -> Any:
             return jax.tree.map(jnp.add, total, part(w, rows[0][i], rows[1][i]))
 
-        return jax.lax.fori_loop(0, chunks, add, zero)
+        return jax.lax.fori_loop(0, samples.chunks, add, zero)
 
     @jax.jit
-    def gradient(
-        w: Params, arrays: Arrays, positions: jax.Array, weights: jax.Array, chunks: int
-    ) -> tuple[jax.Array, Params]:
+    def gradient(w: Params, arrays: Arrays, samples: WeightedSamples) -> tuple[jax.Array, Params]:
         def part(w: Params, p: jax.Array, a: jax.Array) -> Any:
             return jax.value_and_grad(loss)(w, arrays, p, a)
 
-        return summed(part, w, positions, weights, chunks)
+        return summed(part, w, samples)
 
     @jax.jit
     def hessian_product(
-        w: Params,
-        arrays: Arrays,
-        positions: jax.Array,
-        weights: jax.Array,
-        chunks: int,
-        vector: Params,
+        w: Params, arrays: Arrays, samples: WeightedSamples, vector: Params
     ) -> tuple[Params, jax.Array]:
         # The derivative of the gradient along the vector: forward over reverse, which custom
         # gradients (the LSTM's) allow, where the derivative of the model itself does not.
         def part(w: Params, p: jax.Array, a: jax.Array) -> Params:
             return jax.jvp(lambda w: jax.grad(loss)(w, arrays, p, a), (w,), (vector,))[1]
 
-        product = summed(part, w, positions, weights, chunks)
+        product = summed(part, w, samples)
         norm = optax.tree.norm(product)
         return jax.tree.map(lambda v: v / jnp.where(norm > 0, norm, 1), product), norm
 

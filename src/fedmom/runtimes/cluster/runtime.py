@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
-from fedmom.runtimes.client_states import ClientStates
+from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.actor import ActorReply, Job
 from fedmom.runtimes.cluster.actors import RunActor, RunActors, pool_of
@@ -49,7 +48,7 @@ class _Arrived(NamedTuple):
     states: dict[str, NDArray[Any]]
 
 
-class RayRuntime:
+class RayRuntime(Simulated):
     """Runs clients on actors of a Ray cluster.
 
     Actors hold the data, mapped into memory or shared by all actors of a machine, and the
@@ -75,8 +74,6 @@ class RayRuntime:
         ...     return fedmom.RayRuntime(workload, address="auto", actors=8)
     """
 
-    runs_method = True
-
     def __init__(
         self,
         workload: Workload,
@@ -93,17 +90,11 @@ class RayRuntime:
         if on_loss not in ("redo", "drop"):
             raise FedMomError(f"on_loss={on_loss} must be redo or drop.")
         self._ray = connect.connect(address)
-        self.workload = workload
-        self._data, self._work = workload.data, workload.work
-        self._client = workload.method.client
+        super().__init__(workload, Scorer(workload, {}))
         self._on_loss, self._may_sum, self._sums = on_loss, sums, False
         self._cohort = 0
         self._actors = RunActors(self._ray, pool_of(self._ray, cpus), workload, actors)
-        self._plans = Scorer(workload, {})
-        self._states = ClientStates(self._client)
         self._homes: dict[int, RunActor] = {}  # of clients with a state: who has it as it counts
-        self._asked: list[Question] = []
-        self._committed: list[Question] = []
         self._sent: dict[Any, _Sent] = {}
         self._arrived: deque[_Arrived] = deque()
 
@@ -120,11 +111,6 @@ class RayRuntime:
         """Return nothing: which actor answers first is not known."""
         return ()
 
-    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
-        """Send the clients to the actors."""
-        if len(clients):
-            self._send(Question(round_, deque(clients.tolist()), broadcast))
-
     def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
         """Yield replies as they come, until every asked client has answered or failed."""
         while self._sent or self._arrived:
@@ -133,31 +119,22 @@ class RayRuntime:
             while self._arrived:
                 yield self._take(self._arrived.popleft())
 
-    def under_way(self) -> list[tuple[int, int]]:
-        """Return (client, round) of everybody who was asked and has not answered."""
-        return [(client, q.round) for q in self._asked for client in q.clients]
-
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered; actors stop after a client."""
         for ref in self._sent:
             self._ray.cancel(ref)
         self._sent.clear()
         self._arrived.clear()
-        self._asked.clear()
+        super().cancel()
 
     def actors(self) -> list[tuple[str, int]]:
         """Return the node and the process of every actor that can work now."""
         actors = self._actors.ready()
         return self._ray.get([actor.handle.process.remote() for actor in actors])
 
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have samples."""
-        return self._plans.splits
-
     def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
         """Let the actors evaluate a model, each on some of the clients."""
-        plan = self._plans.plan(split, budget)
+        plan = self._scorer.plan(split, budget)
         sent = self._put(params)
         left = plan.parts(len(self._actors.ready()))
         done: dict[ClientRange, Scores] = {}
@@ -173,23 +150,10 @@ class RayRuntime:
                 return _joined([done[part] for part in sorted(done)])
         raise FedMomError(f"Actors were lost {TRIES} times during an evaluation.")
 
-    def commit(self) -> None:
-        """Note that a round is done."""
-        self._states.commit()
-        self._committed = [question.copy() for question in self._asked]
-
-    def snapshot(self) -> Snapshot:
-        """Return the states of the clients seen so far, and who was asked with what."""
-        return Snapshot(self._states.tensors() | in_flight.pack(self._committed))
-
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
         """Resume from a snapshot."""
-        self.cancel()
-        self._states.load(snapshot.tensors, broadcast)
         self._homes.clear()
-        for question in in_flight.unpack(snapshot.tensors, broadcast):
-            self._send(question)
-        self.commit()
+        super().restore(snapshot, broadcast)
 
     def close(self) -> None:
         """Let the actors forget this run. They stay, for the next one of this process."""
@@ -197,7 +161,7 @@ class RayRuntime:
         self._actors.close()
 
     def _send(self, question: Question) -> None:
-        self._asked.append(question)
+        super()._send(question)
         sent = self._put(question.broadcast)
         self._share_out(question, list(question.clients), sent, is_again=False)
 
@@ -227,7 +191,7 @@ class RayRuntime:
 
     def _submit(self, sent: _Sent) -> None:
         foreign = [c for c in sent.clients if self._homes.pop(c, None) is not sent.actor]
-        states = self._states.tensors_of(foreign)
+        states = self.states.tensors_of(foreign)
         cohort = self._cohort or len(sent.question.clients)
         job = Job(sent.question.round, sent.clients, foreign, states, cohort, self._sums)
         run = sent.actor.handle.run
@@ -257,7 +221,7 @@ class RayRuntime:
         if states:
             rows = np.isin(states["states/clients"], names)
             own = {name: values[rows] for name, values in states.items()}
-            self._states.take(own, question.broadcast)
+            self.states.take(own, question.broadcast)
             self._homes |= dict.fromkeys(names, sent.actor)
         return answer
 
@@ -276,8 +240,8 @@ class RayRuntime:
         clients: list[int] = []
         if self._client.personal is not None:
             split, budget, (first, last) = where
-            clients = self._plans.plan(split, budget).clients[first:last].tolist()
-        states = self._states.tensors_of(clients)
+            clients = self._scorer.plan(split, budget).clients[first:last].tolist()
+        states = self.states.tensors_of(clients)
         return actor.handle.evaluate.remote(self._actors.run, params, where, clients, states)
 
     def _got(self, actor: RunActor, ref: Any) -> Any:

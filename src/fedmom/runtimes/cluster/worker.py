@@ -88,11 +88,11 @@ class _Collected:
 
     def add(self, block: Block) -> None:
         if self._rule is None or not _all_float(block.update):
-            self._apart.append(_as_numpy(block))
+            self._apart.append(_rows(block, slice(None)))
             return
         good = finite_rows(block.metrics["loss"], norms_of(block))
         if not good.all():
-            self._apart.append(_as_numpy(_rows(block, ~good)))
+            self._apart.append(_rows(block, ~good))
             block = _rows(block, good)
         if len(block.clients):
             weights = np.asarray(self._rule.weigh(block.samples), np.float32)
@@ -124,19 +124,14 @@ def _all_float(update: Params) -> bool:
     return all(leaf.dtype in (jnp.float32, jnp.float64) for leaf in jax.tree.leaves(update))
 
 
-def _rows(block: Block, keep: NDArray[np.bool_]) -> Block:
-    """Return some rows of a block that has a client in each."""
+def _rows(block: Block, keep: NDArray[np.bool_] | slice) -> Block:
+    """Return some rows of a block that has a client in each, as NumPy's arrays."""
     update, metrics = jax.tree.map(
         lambda leaf: np.asarray(leaf)[keep], (block.update, dict(block.metrics))
     )
     return block._replace(
         clients=block.clients[keep], update=update, samples=block.samples[keep], metrics=metrics
     )
-
-
-def _as_numpy(block: Block) -> Block:
-    update, metrics = jax.tree.map(np.asarray, (block.update, dict(block.metrics)))
-    return block._replace(update=update, metrics=metrics)
 
 
 @jax.jit
