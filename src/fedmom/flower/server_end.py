@@ -23,14 +23,7 @@ from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Journal, Link
-from fedmom.runtimes.devices.population import (
-    DeviceData,
-    DeviceOptions,
-    checked,
-    from_json,
-    meet,
-    to_json,
-)
+from fedmom.runtimes.devices.population import DeviceData, DeviceOptions, from_json, meet, to_json
 from fedmom.runtimes.devices.runtime import DeviceRuntime
 
 OUT = "out"  # the key, in an app's settings, of the run's folder
@@ -95,7 +88,7 @@ def _again(out: Path, link: Link) -> tuple[RunFolder, Experiment]:
 
 
 def _options(config: RunConfig) -> DeviceOptions:
-    return checked(DeviceOptions(**options(DeviceRuntime, config.runtime)))
+    return DeviceOptions(**options(DeviceRuntime, config.runtime)).checked()
 
 
 def _sent(experiment: Experiment) -> dict[str, str]:

@@ -67,11 +67,7 @@ class LocalRuntime(Simulated):
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        *,
-        workers: int | None = None,
-        vectorized: bool | None = None,
+        self, workload: Workload, *, workers: int | None = None, vectorized: bool | None = None
     ) -> None:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} must be at least 1.")

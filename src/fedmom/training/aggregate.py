@@ -20,21 +20,9 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.workload import Method, stage_names
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
+from fedmom.runtimes import sums
 from fedmom.runtimes.base import Block
-from fedmom.runtimes.sums import (
-    OWN,
-    Add,
-    AllRows,
-    Rows,
-    RunningSum,
-    Sum,
-    added,
-    compiled_add,
-    finite_rows,
-    joined,
-    norms_of,
-    zeroed,
-)
+from fedmom.runtimes.sums import OWN, AllRows, Rows, RunningSum, Sum
 from fedmom.training.admission import Admitted, culprit
 
 SMALL = 2**16  # numbers of a leaf that is checked together with others
@@ -60,7 +48,7 @@ class Stepped(NamedTuple):
 class Programs(NamedTuple):
     """Compiled: ``add(sum, rows) -> sum`` and the server's ``step``."""
 
-    add: Add
+    add: sums.Add
     step: Callable[[Carried, Sum | None, Rows, Round], Stepped]
 
 
@@ -108,10 +96,10 @@ class Collected:
             weights = np.add.reduceat(weights, np.cumsum(members) - members)
         weights = weights * keep
         rest = block._replace(update=None)
-        self._counted.append(_Counted(rest, members, weights, factor, norms_of(block)))
+        self._counted.append(_Counted(rest, members, weights, factor, sums.norms_of(block)))
         update, loss = block.update, block.metrics["loss"]
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
-            update, loss = zeroed((update, loss), keep)
+            update, loss = sums.zeroed((update, loss), keep)
         self._parts.take(update, loss, (weights * factor).astype(np.float32))
 
     def step(self, carried: Carried, round_: int, population: int, key: Any) -> Stepped:
@@ -124,7 +112,7 @@ class Collected:
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
         for counted in self._counted:
-            bad = ~finite_rows(counted.block.metrics["loss"], counted.norms)
+            bad = ~sums.finite_rows(counted.block.metrics["loss"], counted.norms)
             if bad.any():
                 first = int(np.argmax(bad))
                 place = int(counted.members[:first].sum())
@@ -186,10 +174,10 @@ class _Parts(NamedTuple):
     def combine(self, total: Sum | None, rows: Rows, scale: Any, state: Any) -> Any:
         """Return the aggregate, Σ a_k loss_k, the rule's state and its metrics."""
         if self.rule.each is None or not rows.updates:  # without replies the sum is empty
-            whole = added(total, rows)
+            whole = sums.added(total, rows)
             assert whole is not None
             return jax.tree.map(lambda d: d * scale, whole.update), whole.loss, state, {}
-        updates, losses, weights = joined(rows)
+        updates, losses, weights = sums.joined(rows)
         returned = self.rule.each(updates, weights, state)
         aggregate, state, metrics = reported(returned, f"each of the rule {self.rule.name}")
         return aggregate, jnp.dot(weights, losses), state, _named(self.rule.name, metrics)
@@ -227,7 +215,7 @@ def _compiled(parts: _Parts) -> Programs:
         return Stepped(Carried(params, *rest), stacked, metrics)
 
     decodes = any(stage.decode for stage in parts.stages)
-    return Programs(compiled_add(parts.decode if decodes else unchanged), step)
+    return Programs(sums.compiled_add(parts.decode if decodes else unchanged), step)
 
 
 def _decoded(decode: Callable[[Params, Params], Params], form: Params, encoded: Params) -> Params:

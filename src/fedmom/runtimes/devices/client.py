@@ -143,6 +143,9 @@ class DeviceClient:
         return fresh if kept is None else kept
 
 
+Worked = tuple[RecordDict, str, str, str]  # the reply; what was asked, was done and is sent
+
+
 class Owner(NamedTuple):
     """What a device's owner has set up."""
 
@@ -178,10 +181,13 @@ def _do(message: Message, owner: Owner, began: float) -> RecordDict:
     task = message.content[wire.TASK]
     if not isinstance(task, ConfigRecord):
         raise TypeError("the task is not a record of settings")
-    client = owner.open(task)
-    if kind == MessageType.TRAIN:
-        return _train(message.content, task, client, owner.say, began)
-    return _evaluate(message.content, task, client, owner.say, began)
+    work = _train if kind == MessageType.TRAIN else _evaluate
+    reply, asked, did, sent = work(message.content, task, owner.open(task))
+    owner.say(
+        f"{asked} ({_bytes(wire.size_of(message.content))} came). {did} in"
+        f" {time.perf_counter() - began:.1f} s. Sent, in {_bytes(wire.size_of(reply))}: {sent}."
+    )
+    return reply
 
 
 def _describe(owner: Owner) -> RecordDict:
@@ -199,27 +205,20 @@ def _describe(owner: Owner) -> RecordDict:
     return reply
 
 
-def _train(
-    content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
-) -> RecordDict:
+def _train(content: RecordDict, task: ConfigRecord, client: DeviceClient) -> Worked:
     round_, start, oldest = (_whole(task, name) for name in ("round", "state", "oldest"))
     broadcast = wire.tree_of(content, wire.MODEL, client.workload.broadcast_form())
     done = client.train(round_, broadcast, start, oldest)
     facts = MetricRecord({**done.metrics, "samples": done.samples})
     reply = RecordDict({wire.UPDATE: wire.arrays_of(done.update), wire.FACTS: facts})
     more = "".join(f", {name}" for name in done.metrics if name != "loss")
-    say(
-        f"Round {round_ + 1}: asked to train ({_bytes(wire.size_of(content))} came). Took"
-        f" {done.steps} steps on {done.samples} samples in {time.perf_counter() - began:.1f} s."
-        f" Sent, in {_bytes(wire.size_of(reply))}: an update of the model, the loss"
-        f" {done.metrics['loss']:.4g}{more} and the number of samples."
-    )
-    return reply
+    did = f"Took {done.steps} steps on {done.samples} samples"
+    loss = f"the loss {done.metrics['loss']:.4g}"
+    sent = f"an update of the model, {loss}{more} and the number of samples"
+    return reply, f"Round {round_ + 1}: asked to train", did, sent
 
 
-def _evaluate(
-    content: RecordDict, task: ConfigRecord, client: DeviceClient, say: Say, began: float
-) -> RecordDict:
+def _evaluate(content: RecordDict, task: ConfigRecord, client: DeviceClient) -> Worked:
     start = _whole(task, "state")
     counts = {s: n for s in ("train", "test") if s in task and (n := _whole(task, s))}
     params = wire.tree_of(content, wire.MODEL, client.workload.params())
@@ -233,12 +232,8 @@ def _evaluate(
             names[name] = None
     which = " and ".join(f"{count} {split} samples" for split, count in counts.items())
     reply = RecordDict({wire.FACTS: MetricRecord(facts)})
-    say(
-        f"Asked to evaluate a model ({_bytes(wire.size_of(content))} came). Did so on {which}, in"
-        f" {time.perf_counter() - began:.1f} s. Sent, in {_bytes(wire.size_of(reply))}: these"
-        f" numbers, and the sums of {', '.join(names)}."
-    )
-    return reply
+    sent = f"these numbers, and the sums of {', '.join(names)}"
+    return reply, "Asked to evaluate a model", f"Did so on {which},", sent
 
 
 def _whole(task: ConfigRecord, name: str) -> int:

@@ -10,7 +10,7 @@ that have no wire, such as the simulation's, there is nothing to bound.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import Message, RecordDict
@@ -61,6 +61,12 @@ class Answered(NamedTuple):
     fault: str
     seconds: float
     bytes: int
+
+    def got(self) -> RecordDict:
+        """Return the content; where there is none, ``UnusableReplyError`` says why."""
+        if self.content is None:
+            raise UnusableReplyError(self.fault)
+        return self.content
 
 
 class Link:
@@ -147,12 +153,6 @@ class Link:
 def identity(public_key: bytes) -> str:
     """Return a short name of a public key."""
     return hashlib.sha256(public_key).hexdigest()[:16]
-
-
-def online(nodes: Sequence[Node], keys: Sequence[str]) -> dict[int, int]:
-    """Return the node of every client that is online, by the clients' keys in their order."""
-    by_key = {node.key: node.id for node in nodes}
-    return {client: by_key[key] for client, key in enumerate(keys) if key in by_key}
 
 
 def one_line(reason: str | None) -> str:

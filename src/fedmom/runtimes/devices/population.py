@@ -44,18 +44,17 @@ class DeviceOptions(NamedTuple):
     least: int = 1
     max_samples: int = 1_000_000
 
-
-def checked(options: DeviceOptions) -> DeviceOptions:
-    """Return the options, if they are possible."""
-    for name, value in options._asdict().items():
-        if name != "deadline" and value < 1:
-            raise FedMomError(f"flower: {name}={value} must be at least 1.")
-    if not 0 < options.deadline <= LONGEST_DEADLINE:
-        raise FedMomError(
-            f"flower: deadline={options.deadline} must be a number of seconds greater than 0, at"
-            f" most {LONGEST_DEADLINE:,}."
-        )
-    return options
+    def checked(self) -> "DeviceOptions":
+        """Return the options, if they are possible."""
+        for name, value in self._asdict().items():
+            if name != "deadline" and value < 1:
+                raise FedMomError(f"flower: {name}={value} must be at least 1.")
+        if not 0 < self.deadline <= LONGEST_DEADLINE:
+            raise FedMomError(
+                f"flower: deadline={self.deadline} must be a number of seconds greater than 0, at"
+                f" most {LONGEST_DEADLINE:,}."
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -170,19 +169,15 @@ def _ask(
         for reply in link.take(list(asked), 0):
             node = asked.pop(reply.asked)
             try:
-                known[node.key] = _believed(node, reply.content, reply.fault, max_samples)
+                known[node.key] = _believed(node, reply.got(), max_samples)
             except UnusableReplyError as error:
                 say(f"{node.name} does not take part: {error}.")
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return known
 
 
-def _believed(
-    node: Node, content: RecordDict | None, fault: str, max_samples: int
-) -> tuple[Device, Features]:
+def _believed(node: Node, content: RecordDict, max_samples: int) -> tuple[Device, Features]:
     """Return what a device says of itself, if that can be."""
-    if content is None:
-        raise UnusableReplyError(fault)
     train, test = (number(content, split, int) for split in ("train", "test"))
     if not (1 <= train <= max_samples and 0 <= test <= max_samples):
         raise UnusableReplyError(

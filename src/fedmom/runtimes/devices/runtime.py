@@ -15,10 +15,9 @@ from fedmom.core.types import Params
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.devices import wire
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
-from fedmom.runtimes.devices.population import DeviceData, DeviceOptions, checked
-from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
-from fedmom.runtimes.devices.wire import NEW, UnusableReplyError
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS
+from fedmom.runtimes.devices.population import DeviceData, DeviceOptions
+from fedmom.runtimes.devices.wire import NEW, Sums, UnusableReplyError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
 
@@ -57,7 +56,7 @@ class DeviceRuntime:
         least: int = 1,
         max_samples: int = 1_000_000,
     ) -> None:
-        checked(DeviceOptions(devices, deadline, least, max_samples))
+        DeviceOptions(devices, deadline, least, max_samples).checked()
         data = workload.data
         if not isinstance(data, DeviceData) or data.link is None:
             raise FedMomError(
@@ -184,7 +183,9 @@ class DeviceRuntime:
 
     def _online(self) -> dict[int, int]:
         """Return the node of every client that is online; take note of who has come and gone."""
-        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        ids = {node.key: node.id for node in self._link.nodes()}
+        keys = [device.key for device in self._data.devices]
+        nodes = {client: ids[key] for client, key in enumerate(keys) if key in ids}
         if nodes.keys() != self._there:
             self._there = set(nodes)
             self._tell("online", clients=sorted(nodes))
@@ -214,21 +215,14 @@ class DeviceRuntime:
         client, round_, broadcast = question
         if id(broadcast) not in models:
             models[id(broadcast)] = wire.arrays_of(broadcast)
-        task = ConfigRecord(
-            {
-                **self._link.settings,
-                "run": self._data.run,
-                "client": client,
-                "round": round_,
-                "state": self._state_of(client),
-                "oldest": self._saved[0].get(client, NEW),
-            }
-        )
+        task = self._task(client, round=round_, oldest=self._saved[0].get(client, NEW))
         return RecordDict({wire.MODEL: models[id(broadcast)], wire.TASK: task})
 
-    def _state_of(self, client: int) -> int:
-        """Return the round whose state a client has now, be it committed or not."""
-        return self._changed.get(client, self._rounds.get(client, NEW))
+    def _task(self, client: int, **more: int) -> ConfigRecord:
+        """Return what a device is told: the run's settings, and what is this client's own."""
+        state = self._changed.get(client, self._rounds.get(client, NEW))  # be it committed or not
+        own: dict[str, Any] = {"run": self._data.run, "client": client, "state": state}
+        return ConfigRecord({**self._link.settings, **own, **more})
 
     def _answers(self) -> Iterator[Block]:
         """Yield the replies that are there and can be used; note the others as failures."""
@@ -240,7 +234,7 @@ class DeviceRuntime:
         for answered in self._link.take(list(self._asked), wire.bytes_of(form)):
             question = self._asked.pop(answered.asked)
             try:
-                reply = block(question.client, question.round, answered, form)
+                reply = wire.block(*question[:2], answered.got(), form)
             except UnusableReplyError as error:
                 self._fail(question, str(error))
                 continue
@@ -280,27 +274,27 @@ class DeviceRuntime:
 
     def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
         """Ask everybody who is online; return the scores on every split that somebody has."""
-        takes = {s: taken(self._data.split(s).size, budget) for s in self.splits}
+        takes = {s: wire.taken(self._data.split(s).size, budget) for s in self.splits}
         nodes = self._online()
-        contents = {
-            node: RecordDict({wire.MODEL: model, wire.TASK: self._evaluation(client, takes)})
-            for client, node in nodes.items()
-        }
-        clients = {node: client for client, node in nodes.items()}
+        contents = {}
+        for client, node in nodes.items():
+            task = self._task(client, **{s: int(count[client]) for s, count in takes.items()})
+            contents[node] = RecordDict({wire.MODEL: model, wire.TASK: task})
         sent = self._link.send(MessageType.EVALUATE, contents, self._deadline)
-        asked = {message: clients[node] for node, message in sent.items() if message}
+        asked = {sent[node]: client for client, node in nodes.items() if sent[node]}
         told: dict[str, dict[int, Sums]] = {split: {} for split in takes}
         most = len(takes) * (1 + len(self._metrics)) * wire.BYTES_OF_A_ROW
         while asked:
             for answered in self._link.take(list(asked), most):
                 client = asked.pop(answered.asked)
                 try:
-                    for split, sums in all_sums(answered, takes, client, self._metrics).items():
-                        told[split][client] = sums
+                    sums = wire.all_sums(answered.got(), takes, client, self._metrics)
                 except UnusableReplyError as error:
                     self._note("failed", client, reason=str(error))
-                else:
-                    self._note("evaluated", client, seconds=round(answered.seconds, 3))
+                    continue
+                self._note("evaluated", client, seconds=round(answered.seconds, 3))
+                for split, found in sums.items():
+                    told[split][client] = found
             if asked:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         return {
@@ -309,20 +303,11 @@ class DeviceRuntime:
             if sums
         }
 
-    def _evaluation(self, client: int, takes: Mapping[str, Clients]) -> ConfigRecord:
-        counts = {split: int(count[client]) for split, count in takes.items()}
-        who = {"client": client, "state": self._state_of(client)}
-        return ConfigRecord({**self._link.settings, "run": self._data.run, **who, **counts})
-
     def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
         """Put together what devices measured, leaving out those who measured something else."""
         usual, _ = Counter(map(_form, told.values())).most_common(1)[0]
         alike = {client: sums for client, sums in told.items() if _form(sums) == usual}
-        finite = {
-            client: sums
-            for client, sums in alike.items()
-            if all(np.isfinite(values).all() for values in sums.values())
-        }
+        finite = {k: v for k, v in alike.items() if np.isfinite(np.hstack([*v.values()])).all()}
         kept = finite or alike  # nobody's is: the model's own fault, which the caller tells
         for client in told.keys() - kept.keys():
             self._note("failed", client, reason="its sums are not finite, or not those asked for")

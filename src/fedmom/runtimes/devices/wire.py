@@ -1,8 +1,12 @@
-"""Trees of arrays as Flower's records, and back. What comes back is checked, never trusted."""
+"""What goes over the wire: trees of arrays and numbers as Flower's records, and back.
+
+What devices send is checked, never trusted: every number, before it counts.
+"""
 
 import io
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +15,9 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedmom.core.types import Params
+from fedmom.models.metrics import Metric
+from fedmom.runtimes.base import Block, Clients
+from fedmom.runtimes.scoring import cap
 
 MODEL, TASK, UPDATE, FACTS = "model", "task", "update", "facts"  # the names of records
 NEW = -1  # in place of a round: a client that has no state yet
@@ -21,6 +28,13 @@ HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+
+MOST_METRICS = 100
+LONGEST_ROW = 100_000  # numbers that a metric may be made of
+BYTES_OF_A_ROW = 8 * LONGEST_ROW
+METRIC = r"(?!norm$)[A-Za-z][\w./-]{0,63}"  # the norm is measured by the server
+Sums = dict[str, float | list[float]]  # by metric, over a client's samples
 
 
 class UnusableReplyError(Exception):
@@ -84,10 +98,6 @@ def size_of(content: RecordDict) -> int:
     return sum(arrays) + sum(len(record.deflate()) for record in others)
 
 
-LONGEST_ROW = 100_000  # numbers that a metric may be made of
-BYTES_OF_A_ROW = 8 * LONGEST_ROW
-
-
 def number(content: RecordDict, name: str, kind: type) -> Any:
     """Return a number that a device tells.
 
@@ -116,6 +126,72 @@ def numbers(content: RecordDict, name: str) -> float | list[float]:
 def _told(content: RecordDict, name: str) -> Any:
     facts = content.get(FACTS)
     return facts.get(name) if isinstance(facts, MetricRecord) else None
+
+
+def block(client: int, round_: int, content: RecordDict, form: Params) -> Block:
+    """Return a reply as the loop takes it.
+
+    Args:
+        client: Who was asked.
+        round_: The round.
+        content: What came back.
+        form: The shapes and types of an update.
+
+    Raises:
+        UnusableReplyError: It is not what was asked for.
+    """
+    update = tree_of(content, UPDATE, form)
+    samples = number(content, "samples", int)
+    metrics = _metrics(content)
+    if not 0 <= samples < 2**62:
+        raise UnusableReplyError("it claims a number of samples that nobody has")
+    return Block(
+        clients=np.array([client]),
+        update=jax.tree.map(lambda leaf: leaf[None], update),
+        samples=np.array([samples]),
+        metrics={name: np.array([value], np.float32) for name, value in metrics.items()},
+        version=round_,
+    )
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    """Return the loss, and what else a device reports of its training."""
+    loss = number(content, "loss", float)
+    names = [name for name in content.metric_records[FACTS] if name not in ("loss", "samples")]
+    if len(names) > MOST_METRICS or not all(re.fullmatch(METRIC, name) for name in names):
+        raise UnusableReplyError("it reports too many metrics, or names that no metric has")
+    return {"loss": loss} | {name: number(content, name, float) for name in names}
+
+
+def taken(sizes: Clients, budget: int | None) -> Clients:
+    """Return how many of its samples every client evaluates."""
+    return np.minimum(sizes, cap(sizes[sizes > 0], budget))
+
+
+def all_sums(
+    content: RecordDict, takes: Mapping[str, Clients], client: int, metrics: Sequence[Metric]
+) -> dict[str, Sums]:
+    """Return a device's sums on every split that it has samples of."""
+    counts = {split: int(count[client]) for split, count in takes.items()}
+    return {
+        split: _sums(content, split, count, metrics) for split, count in counts.items() if count
+    }
+
+
+def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metric]) -> Sums:
+    """Return a device's sums over its samples of a split."""
+    evaluated = number(content, f"{split}/evaluated", int)
+    if evaluated != expected:
+        raise UnusableReplyError(f"it evaluated {evaluated} {split} samples, not {expected}")
+    names = ("loss", *(metric.name for metric in metrics))
+    sums = {name: numbers(content, f"{split}/sum/{name}") for name in names}
+    if not isinstance(sums["loss"], float):
+        raise UnusableReplyError("it does not tell its loss as one number")
+    for metric in metrics:
+        right = sums[metric.name]
+        if metric.hits and not (isinstance(right, float) and 0 <= right <= evaluated):
+            raise UnusableReplyError(f"it claims to be right on {right} of {evaluated}")
+    return sums
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
