@@ -84,15 +84,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep a second process out of a folder. The lock ends with the process, however it ends."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise FedMomError(f"Another process is at work in {folder}.") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def user_path(text: str, what: str) -> Path:

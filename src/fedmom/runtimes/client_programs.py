@@ -58,13 +58,7 @@ def _compiled(
     model: Model, read: Reader, work: LocalWork, client: Client, way: Way
 ) -> Callable[..., Answer]:
     def program(
-        broadcast: Any,
-        states: Any,
-        arrays: Arrays,
-        tasks: jax.Array,
-        key: jax.Array,
-        lr: jax.Array,
-        capacity: int,
+        broadcast: Any, states: Any, arrays: Arrays, tasks: Any, key: Any, lr: Any, capacity: int
     ) -> Answer:
         def one(numbers: jax.Array, state: Any) -> Answer:
             task = ClientTask(*numbers)

@@ -107,8 +107,7 @@ def from_json(content: bytes, link: Link | None = None) -> DeviceData:
     """Return the population that a run folder remembers."""
     try:
         known = parse_json(content)
-        kind, shape, classes, *task = known["features"]  # no task in folders of earlier versions
-        features = _checked_features(kind, shape, classes, *task)
+        features = _checked_features(*known["features"])  # no task in folders of earlier versions
         devices = [_checked(Device(**device)) for device in known["devices"]]
         if not devices:
             raise ValueError("there are no devices")

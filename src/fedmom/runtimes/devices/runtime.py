@@ -264,12 +264,8 @@ class DeviceRuntime:
     def _ask_again(self, good: int) -> None:
         """Repeat a round for those who failed."""
         again, self._failed = [question for question, _ in self._failed], []
-        self._tell(
-            "repeated",
-            round=again[0].round + 1,
-            clients=[question.client for question in again],
-            reason=f"{good} of at least {self._least} replies",
-        )
+        clients, reason = [q.client for q in again], f"{good} of at least {self._least} replies"
+        self._tell("repeated", round=again[0].round + 1, clients=clients, reason=reason)
         self._send(again)
 
     def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
