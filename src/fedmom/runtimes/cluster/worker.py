@@ -12,19 +12,12 @@ from fedmom.algorithms.base import Rule, unchanged
 from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
+from fedmom.runtimes import sums
 from fedmom.runtimes.base import Block, Scores
 from fedmom.runtimes.cluster.actor import Job
 from fedmom.runtimes.cluster.shipping import loaded
 from fedmom.runtimes.local import LocalRuntime
-from fedmom.runtimes.sums import (
-    AT_ONCE,
-    OWN,
-    RunningSum,
-    compiled_add,
-    finite_rows,
-    norms,
-    norms_of,
-)
+from fedmom.runtimes.sums import AT_ONCE, OWN, RunningSum, compiled_add, norms
 
 _add = compiled_add(unchanged)
 
@@ -90,7 +83,7 @@ class _Collected:
         if self._rule is None or not _all_float(block.update):
             self._apart.append(_rows(block, slice(None)))
             return
-        good = finite_rows(block.metrics["loss"], norms_of(block))
+        good = sums.finite_rows(block.metrics["loss"], sums.norms_of(block))
         if not good.all():
             self._apart.append(_rows(block, ~good))
             block = _rows(block, good)
