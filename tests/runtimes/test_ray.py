@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import fedmom
+from fedmom.api.live_progress import RunProgress
 from fedmom.cli.main import cli
 from fedmom.core.errors import DivergedError, FedMomError
 from fedmom.data.store.writer import save_store
-from fedmom.experiments import settings, sweep
+from fedmom.experiments import settings
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
@@ -115,6 +116,7 @@ def test_an_actor_sends_one_row_for_all_of_its_clients(on_ray, data, model):
     method = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean("uniform"))
     runtime = on_ray(workload_of(data, model, WORK, method), sums=True)
     params = fedmom.start(runtime.workload).params
+    runtime.prepare(8, sums=True)
     runtime.ask(0, np.arange(8), params)
     blocks = list(runtime.replies())
     assert sorted(int(b.members.sum()) for b in blocks) == [4, 4]
@@ -144,11 +146,12 @@ def test_actors_are_two_processes_with_the_priority_of_this_one(on_ray, data, mo
 
 def test_rules_and_stages_that_need_each_reply_get_it(on_ray, data, model):
     robust = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.trimmed_mean(share=0.2))
-    doubled = fedmom.Stage(
-        encode=lambda update, state, _key: (jax.tree.map(lambda u: u**3, update), state),
-        decode=lambda update: jax.tree.map(jnp.cbrt, update),
+    cubed = fedmom.Stage(
+        "cubed",
+        encode=lambda update, state, _sent, _key: (jax.tree.map(lambda u: u**3, update), state, {}),
+        decode=lambda encoded, _form: jax.tree.map(jnp.cbrt, encoded),
     )
-    decoded = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean(), stages=(doubled,))
+    decoded = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean(), stages=(cubed,))
     for method in (robust, decoded):
         workload = workload_of(data, model, WORK, method)
         runtime = on_ray(workload, sums=True)
@@ -312,14 +315,14 @@ def test_a_sweep_on_ray_that_was_stopped_goes_on(tmp_path, monkeypatch):
     cli([*words, "--out", str(tmp_path / "here")], standalone_mode=False)
     told = iter([None, None, KeyboardInterrupt])
 
-    def stop(_tick, _record, before=sweep._Tick.round):
-        before(_tick, _record)
-        if next(told, None) is KeyboardInterrupt:
+    def stop(shown, event, before=RunProgress.__call__):
+        before(shown, event)
+        if event.record and next(told, None) is KeyboardInterrupt:
             raise KeyboardInterrupt
 
     out = str(tmp_path / "there")
     with monkeypatch.context() as patch:
-        patch.setattr(sweep._Tick, "round", stop)
+        patch.setattr(RunProgress, "__call__", stop)
         with pytest.raises(click.Abort):
             cli([*words, "--runtime", "ray", "--out", out], standalone_mode=False)
     begun = [len(p.read_text().splitlines()) for p in Path(out).glob("*/rounds.jsonl")]
