@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedmom.core.errors import FedMomError
 
@@ -15,8 +15,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with naming(path, instead=temporary):
-            temporary.unlink(missing_ok=True)
-            append_synced(temporary, content)
+            _write_synced(temporary, "wb", content)
             temporary.replace(path)
     except BaseException:  # a full disk, Ctrl-C: half a file helps nobody
         with contextlib.suppress(OSError):
@@ -73,7 +72,11 @@ def sync(path: Path) -> None:
 
 def append_synced(path: Path, content: bytes) -> None:
     """Add to a file, and return when that has reached the disk."""
-    with path.open("ab") as file:
+    _write_synced(path, "ab", content)
+
+
+def _write_synced(path: Path, mode: Literal["wb", "ab"], content: bytes) -> None:
+    with path.open(mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

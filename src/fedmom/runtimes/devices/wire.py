@@ -22,14 +22,10 @@ from fedmom.runtimes.scoring import cap
 MODEL, TASK, UPDATE, FACTS = "model", "task", "update", "facts"  # the names of records
 NEW = -1  # in place of a round: a client that has no state yet
 HEADER = 4096  # bytes: more than NumPy writes before an array's numbers
-
-
-HEADERS = {
+HEADERS = {  # what reads one, by the version of NumPy's format
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-
-
 MOST_METRICS = 100
 LONGEST_ROW = 100_000  # numbers that a metric may be made of
 BYTES_OF_A_ROW = 8 * LONGEST_ROW
