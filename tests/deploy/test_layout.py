@@ -5,6 +5,7 @@ import json
 import ssl
 import stat
 import tomllib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -317,7 +318,7 @@ def test_the_table_of_devices_tells_who_answered_and_why_not(tmp_path):
         '{"key": "1", "name": "ann", "train": 1200, "test": 3},'
         ' {"key": "2", "name": "bob", "train": 7, "test": 0}]}'
     )
-    write = journal.writer(tmp_path)
+    write = partial(journal.write, tmp_path)
     for event in (
         {"event": "online", "clients": [0, 1]},
         {"event": "asked", "client": 0, "round": 1},

@@ -15,12 +15,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom.data.federated import Split
-from fedmom.runtimes.devices.answer import Owner, answer
-from fedmom.runtimes.devices.client import DeviceClient
+from fedmom.runtimes.devices.client import DeviceClient, Owner, StateFolder, answer
 from fedmom.runtimes.devices.link import Link, identity
 from fedmom.runtimes.devices.population import Device, population
 from fedmom.runtimes.devices.runtime import DeviceRuntime
-from fedmom.runtimes.devices.state_folder import StateFolder
 
 _PLACES = tempfile.TemporaryDirectory(prefix="devices")  # removed at the end of the process
 

@@ -11,12 +11,10 @@ from pathlib import Path
 
 from ray import cloudpickle
 
-from fedmom.runtimes.devices.answer import Owner, answer
-from fedmom.runtimes.devices.client import DeviceClient
+from fedmom.runtimes.devices.client import DeviceClient, Owner, StateFolder, answer
 from fedmom.runtimes.devices.link import Link, identity
 from fedmom.runtimes.devices.population import Device, natural, population
 from fedmom.runtimes.devices.runtime import DeviceRuntime
-from fedmom.runtimes.devices.state_folder import StateFolder
 from tests.runtimes.device_grid import part_of, run_name
 
 GRID = None  # Flower's, in a server app

@@ -9,7 +9,7 @@ from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
 from fedmom.algorithms.workload import Workload
 from fedmom.core.prng import clients_key
-from fedmom.data.batches import place, reader
+from fedmom.data.batches import place
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Failure, Snapshot
 from fedmom.runtimes.client_programs import ClientTask, compiled
@@ -39,10 +39,8 @@ class Scripted:
         self._data, self._client = workload.data, workload.method.client
         self._work, self._seed = workload.work, workload.seed
         self._arrays = place(workload.data.arrays)
-        self._scorer = Scorer(workload.model, workload.data, self._arrays)
-        self._program = compiled(
-            workload.model, reader(self._data.features), self._work, self._client, "one"
-        )
+        self._scorer = Scorer(workload, self._arrays)
+        self._program = compiled(workload, "one")
         self._states = ClientStates(self._client)
         self._order, self._change = order, change
         self.lost, self.failing = lost or set(), failing or {}

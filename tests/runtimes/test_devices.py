@@ -20,11 +20,9 @@ from fedmom.flower.server_end import News
 from fedmom.runtimes.base import Block, Failure
 from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime
-from fedmom.runtimes.devices.answer import answer
-from fedmom.runtimes.devices.inbox import OVERHEAD, Inbox
-from fedmom.runtimes.devices.link import Link
-from fedmom.runtimes.devices.options import DeviceOptions, checked
-from fedmom.runtimes.devices.population import from_json, meet, to_json
+from fedmom.runtimes.devices.client import answer
+from fedmom.runtimes.devices.link import OVERHEAD, Inbox, Link
+from fedmom.runtimes.devices.population import DeviceOptions, from_json, meet, to_json
 from fedmom.runtimes.local import LocalRuntime
 from tests.conftest import population, workload_of
 from tests.runtimes.device_grid import LoopGrid, devices
@@ -436,7 +434,7 @@ def test_a_damaged_list_of_devices_is_refused():
 @pytest.mark.parametrize("wrong", [{"devices": 0}, {"least": 0}, {"deadline": 0.0}])
 def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(FedMomError, match=f"flower: {next(iter(wrong))}="):
-        checked(DeviceOptions(**wrong))
+        DeviceOptions(**wrong).checked()
 
 
 def test_without_devices_the_runtime_says_how_it_is_started(data, model):

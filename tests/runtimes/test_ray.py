@@ -21,7 +21,7 @@ from fedmom.experiments import settings
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.runtimes.cluster import actor_pool, connect, shipping
+from fedmom.runtimes.cluster import actors, connect, shipping
 from fedmom.runtimes.cluster.actor import ClientActor
 from fedmom.runtimes.cluster.runtime import RayRuntime
 from fedmom.runtimes.local import LocalRuntime
@@ -148,8 +148,8 @@ def test_rules_and_stages_that_need_each_reply_get_it(on_ray, data, model):
     robust = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.trimmed_mean(share=0.2))
     cubed = fedmom.Stage(
         "cubed",
-        lambda update, state, _sent, _key: (jax.tree.map(lambda u: u**3, update), state, {}),
-        decode=lambda update, _form: jax.tree.map(jnp.cbrt, update),
+        encode=lambda update, state, _sent, _key: (jax.tree.map(lambda u: u**3, update), state, {}),
+        decode=lambda encoded, _form: jax.tree.map(jnp.cbrt, encoded),
     )
     decoded = fedmom.Algorithm(fedmom.servers.fedavg(), rule=fedmom.mean(), stages=(cubed,))
     for method in (robust, decoded):
@@ -315,8 +315,9 @@ def test_a_sweep_on_ray_that_was_stopped_goes_on(tmp_path, monkeypatch):
     cli([*words, "--out", str(tmp_path / "here")], standalone_mode=False)
     told = iter([None, None, KeyboardInterrupt])
 
-    def stop(_progress, _event):
-        if next(told, None) is KeyboardInterrupt:
+    def stop(shown, event, before=RunProgress.__call__):
+        before(shown, event)
+        if event.record and next(told, None) is KeyboardInterrupt:
             raise KeyboardInterrupt
 
     out = str(tmp_path / "there")
@@ -415,10 +416,10 @@ class _Broken(ClientActor):
 def test_actors_that_cannot_start_are_told_of_at_once(data, model, monkeypatch):
     """Not tried again and again: the reason is the user's to mend."""
     connect.package()
-    for other in actor_pool._POOLS.values():  # actors of earlier tests, which have all cores
+    for other in actors._POOLS.values():  # actors of earlier tests, which have all cores
         other.end()
-    monkeypatch.setattr(actor_pool, "ClientActor", _Broken)
-    monkeypatch.setattr(actor_pool, "_POOLS", {})
+    monkeypatch.setattr(actors, "ClientActor", _Broken)
+    monkeypatch.setattr(actors, "_POOLS", {})
     runtime = RayRuntime(workload_of(data, model, WORK, None), actors=1)
     try:
         with pytest.raises(FedMomError, match=r"No module named 'fedmom'\).*same versions"):

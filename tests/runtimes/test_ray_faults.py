@@ -19,7 +19,7 @@ import pytest
 
 import fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.runtimes.cluster import connect, run_actors
+from fedmom.runtimes.cluster import actors, connect
 from fedmom.runtimes.cluster.runtime import RayRuntime
 from fedmom.runtimes.local import LocalRuntime
 from tests.conftest import population, workload_of
@@ -218,7 +218,7 @@ def test_clients_that_are_lost_again_are_dropped(data, model, tmp_path):
 
 
 def test_machines_leave_and_join_during_a_run(cluster, data, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_actors, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(actors, "LOOK_EVERY", 0.0)
     workload = workload_of(data, model, WORK, deadly(tmp_path / "calls", at=1_000))
     options = everybody(5)
     runtime = RayRuntime(workload, sums=True)

@@ -41,8 +41,7 @@ def test_a_run_compiles_its_programs_once():
     for seed in (0, 1):
         run = fedmom.Workload(data, model, algorithm, seed)
         list(fedmom.train(fedmom.LocalRuntime(run), pace=fedmom.synchronous(2), rounds=4))
-    read = reader(data.features)
-    assert compiled(model, read, work, LOCAL_TRAINING, "few")._cache_size() == 1
+    assert compiled(run, "few")._cache_size() == 1
     assert programs_of(run).step._cache_size() == 1
 
 
@@ -192,8 +191,7 @@ def test_cohorts_of_any_size_compile_few_programs(way, sizes, monkeypatch):
     found = list(fedmom.train(runtime, pace=pace, rounds=25))
     assert len({record.replies for _, record in found}) > 8
     kind = "many" if way == "many" else "few"
-    program = compiled(model, reader(data.features), work, LOCAL_TRAINING, kind)
-    assert program._cache_size() == sizes
+    assert compiled(run, kind)._cache_size() == sizes
     assert programs.add._cache_size() + programs.step._cache_size() <= 8
 
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
-from fedmom.algorithms.client import LOCAL_TRAINING
 from fedmom.algorithms.local_work import LocalWork, full_gradient
-from fedmom.data.batches import place, reader
+from fedmom.data.batches import place
 from fedmom.runtimes import local
 from fedmom.runtimes.base import Failure
 from fedmom.runtimes.client_programs import compiled
@@ -283,7 +282,8 @@ def test_runs_that_differ_in_numbers_only_share_one_program():
     works = [LocalWork(lr=0.1, steps=3), LocalWork(lr=0.2, steps=lambda t: 5 + t)]
 
     def program(work):
-        return compiled(model, reader(data.features), work, LOCAL_TRAINING, "few")
+        algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work)
+        return compiled(fedmom.Workload(data, model, algorithm), "few")
 
     one, two = map(program, works)
     assert one is two

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedmom.core.errors import FedMomError
 
@@ -15,10 +15,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with naming(path, instead=temporary):
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_synced(temporary, "wb", content)
             temporary.replace(path)
     except BaseException:  # a full disk, Ctrl-C: half a file helps nobody
         with contextlib.suppress(OSError):
@@ -75,7 +72,11 @@ def sync(path: Path) -> None:
 
 def append_synced(path: Path, content: bytes) -> None:
     """Add to a file, and return when that has reached the disk."""
-    with path.open("ab") as file:
+    _write_synced(path, "ab", content)
+
+
+def _write_synced(path: Path, mode: Literal["wb", "ab"], content: bytes) -> None:
+    with path.open(mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -86,15 +87,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep a second process out of a folder. The lock ends with the process, however it ends."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise FedMomError(f"Another process is at work in {folder}.") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def user_path(text: str, what: str) -> Path:

@@ -10,6 +10,7 @@ default keys, whatever the process has set as its default.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,29 +24,7 @@ from fedmom.core.fusion import kernel
 IMPLEMENTATION = "threefry2x32"
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = np.uint32(0x1BD11BDA)
-# Numbers, not an enum: they are folded into keys.
-_INIT, _CLIENTS, _HESSIAN, _STAGES = range(4)
 CHUNK = 2**14  # numbers drawn at a time by NumPy: more leave the cache
-
-
-def init_key(seed: int) -> jax.Array:
-    """Return the key that draws the model's first parameters."""
-    return stream_key(seed, _INIT)
-
-
-def clients_key(seed: int) -> jax.Array:
-    """Return the key of all clients; folding in the round, then the client, gives its own."""
-    return stream_key(seed, _CLIENTS)
-
-
-def hessian_key(seed: int) -> jax.Array:
-    """Return the key that draws the first vector of the Hessian's power iteration."""
-    return stream_key(seed, _HESSIAN)
-
-
-def stages_key(seed: int) -> jax.Array:
-    """Return the key of what stages do on the server; folding in the round gives its own."""
-    return stream_key(seed, _STAGES)
 
 
 def stream_key(seed: int, stream: int) -> jax.Array:
@@ -55,6 +34,13 @@ def stream_key(seed: int, stream: int) -> jax.Array:
     key, number = (np.array([[0], [n]], np.uint32) for n in (seed, stream))
     words = jax.device_put(np.concatenate(_hash(key, *number)))
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
+
+
+# The streams, as functions of the seed. Their numbers are folded into keys.
+init_key = partial(stream_key, stream=0)  # the model's first parameters
+clients_key = partial(stream_key, stream=1)  # folding in the round, then the client, gives its own
+hessian_key = partial(stream_key, stream=2)  # the first vector of the Hessian's power iteration
+stages_key = partial(stream_key, stream=3)  # stages on the server; folding in the round
 
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:

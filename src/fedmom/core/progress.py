@@ -4,20 +4,13 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 T = TypeVar("T")
 
 
-def bars(console: Console | None = None, *columns: ProgressColumn) -> Progress:
+def bars(console: Console | None = None, *columns: progress.ProgressColumn) -> progress.Progress:
     """Return a set of bars, shown on a terminal only.
 
     Args:
@@ -25,11 +18,11 @@ def bars(console: Console | None = None, *columns: ProgressColumn) -> Progress:
         *columns: What stands between the bar and the time left; by default "M/N".
     """
     console = console or Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(),
-        *(columns or (MofNCompleteColumn(),)),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        progress.TextColumn("{task.description}", style="bold", markup=False),
+        progress.BarColumn(),
+        *(columns or (progress.MofNCompleteColumn(),)),
+        progress.TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
         transient=True,
@@ -48,5 +41,5 @@ def track(
     items: Iterable[T], label: str, *, total: int | None = None, console: Console | None = None
 ) -> Iterator[T]:
     """Go through items under a bar."""
-    with bars(console) as progress:
-        yield from progress.track(items, total=total, description=label)
+    with bars(console) as shown:
+        yield from shown.track(items, total=total, description=label)

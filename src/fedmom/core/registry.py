@@ -351,19 +351,12 @@ def _read(row: str) -> tuple[dict[str, str], str]:
     source = Path(origin).read_text(encoding="utf-8") if origin.endswith(".py") else ""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            arguments = _constructor(node).args
-            pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            inside = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
+            made_by = inside["__init__"] if isinstance(node, ast.ClassDef) else node
+            pairs = zip(made_by.args.kwonlyargs, made_by.args.kw_defaults, strict=True)
             given = {a.arg: "..." if d is None else _literal(d) for a, d in pairs}
             return given, (ast.get_docstring(node) or "").partition("\n")[0]
     return _inspected(getattr(importlib.import_module(module), name))
-
-
-def _constructor(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef:
-    """Return the function itself, or the ``__init__`` of a class."""
-    if isinstance(node, ast.FunctionDef):
-        return node
-    inside = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-    return next(inside)
 
 
 def _literal(node: ast.expr) -> str:

@@ -16,7 +16,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 
 if TYPE_CHECKING:
-    from fedmom.runtimes.devices.answer import Owner
+    from fedmom.runtimes.devices.client import Owner
 
 DATA, CLIENT, FOLDER = "data", "client", "folder"  # keys of a SuperNode's --node-config
 SAID, TROUBLE = "device.log", "errors.log"
@@ -36,7 +36,7 @@ def respond(message: Message, context: Context) -> Message:
     from fedmom.core.compilation import prepare_process
 
     prepare_process()
-    from fedmom.runtimes.devices.answer import answer, failed
+    from fedmom.runtimes.devices.client import answer, failed
 
     try:
         owner = _owner(context)
@@ -48,7 +48,7 @@ def respond(message: Message, context: Context) -> Message:
 
 def _owner(context: Context) -> "Owner":
     """Return what this device's owner has set up."""
-    from fedmom.runtimes.devices.answer import Owner
+    from fedmom.runtimes.devices.client import Owner
 
     folder = user_path(str(context.node_config.get(FOLDER, "device")), FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,8 +132,7 @@ def open_client(task: ConfigRecord, data: Any, folder: Path) -> Any:
     from fedmom.data.federated import Features
     from fedmom.experiments import settings
     from fedmom.experiments.build import parts
-    from fedmom.runtimes.devices.client import DeviceClient
-    from fedmom.runtimes.devices.state_folder import StateFolder
+    from fedmom.runtimes.devices.client import DeviceClient, StateFolder
 
     config = settings.parse(json.loads(str(task["settings"])))
     kind, shape, *labels = json.loads(str(task["features"]))

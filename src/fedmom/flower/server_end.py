@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Journal, Link
-from fedmom.runtimes.devices.options import DeviceOptions, checked
-from fedmom.runtimes.devices.population import DeviceData, from_json, meet, to_json
+from fedmom.runtimes.devices.population import DeviceData, DeviceOptions, from_json, meet, to_json
 from fedmom.runtimes.devices.runtime import DeviceRuntime
 
 OUT = "out"  # the key, in an app's settings, of the run's folder
@@ -60,7 +60,7 @@ def serve(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
         folder, experiment = _again(out, link)
     else:
         folder, experiment = _anew(out, link, values)
-    link.journal = News(journal.writer(out), experiment.data.users)
+    link.journal = News(partial(journal.write, out), experiment.data.users)
     link.settings = _sent(experiment)
     done = folder.saved_round()
     after = f", after {done} rounds" if done else ""
@@ -88,7 +88,7 @@ def _again(out: Path, link: Link) -> tuple[RunFolder, Experiment]:
 
 
 def _options(config: RunConfig) -> DeviceOptions:
-    return checked(DeviceOptions(**options(DeviceRuntime, config.runtime)))
+    return DeviceOptions(**options(DeviceRuntime, config.runtime)).checked()
 
 
 def _sent(experiment: Experiment) -> dict[str, str]:

@@ -24,8 +24,7 @@ from fedmom.core.files import parse_json, write_atomic
 from fedmom.core.types import Params, Weighting
 from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
 from fedmom.runtimes.devices import wire
-from fedmom.runtimes.devices.inbox import Inbox
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node, one_line
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Inbox, Link, Node, one_line
 from fedmom.runtimes.devices.population import natural
 from fedmom.runtimes.devices.wire import UnusableReplyError
 from fedmom.training.loop import State

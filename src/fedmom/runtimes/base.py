@@ -135,7 +135,6 @@ class Runtime(Protocol):
     @property
     def workload(self) -> Workload:
         """What is run."""
-        ...
 
     @property
     def runs_method(self) -> bool:
@@ -144,7 +143,6 @@ class Runtime(Protocol):
         A runtime whose clients only do plain local training says False. A run whose method has
         more than that is then refused: a stage is never silently absent.
         """
-        ...
 
     def prepare(self, cohort: int, *, sums: bool) -> None:
         """Note what a run will look like, before its first question.
@@ -154,7 +152,6 @@ class Runtime(Protocol):
                 clients is compiled for this one.
             sums: Whether replies may be added up on their way, in blocks with ``members``.
         """
-        ...
 
     def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
         """Send the broadcast of a round to clients. Returns at once.
@@ -164,7 +161,6 @@ class Runtime(Protocol):
             clients: The numbers of the clients, each once and none that is under way.
             broadcast: What the server sends, for most methods the model's parameters.
         """
-        ...
 
     def block_sizes(self, round_: int, clients: Clients, broadcast: Any) -> Sequence[int]:
         """Return how many clients each block of replies would hold; nothing if it is not known.
@@ -176,7 +172,6 @@ class Runtime(Protocol):
             clients: Who would be asked.
             broadcast: What they would receive.
         """
-        ...
 
     def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
         """Yield replies as they come, until every asked client has answered or failed.
@@ -189,15 +184,12 @@ class Runtime(Protocol):
             Replies of one client or several. A client that fails is a ``Failure`` or does not
             come back; an error in the program itself is raised.
         """
-        ...
 
     def under_way(self) -> list[tuple[int, int]]:
         """Return (client, round) of everybody who was asked and has not answered."""
-        ...
 
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered."""
-        ...
 
     def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
         """Let the clients evaluate a model on their own samples.
@@ -210,16 +202,13 @@ class Runtime(Protocol):
         Returns:
             Sums of the loss and of the metrics for every client that has samples.
         """
-        ...
 
     @property
     def splits(self) -> Sequence[str]:
         """The splits that have samples."""
-        ...
 
     def commit(self) -> None:
         """Note that a round is done: ``snapshot`` returns this moment until the next one."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """Return what ``restore`` needs, as it was when the last round was done.
@@ -229,7 +218,6 @@ class Runtime(Protocol):
         Returns:
             The clients' states and who is under way, as named arrays.
         """
-        ...
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
         """Resume from a snapshot.
@@ -238,8 +226,6 @@ class Runtime(Protocol):
             snapshot: What ``snapshot`` has returned, here or in another runtime.
             broadcast: Shows the form of what is sent.
         """
-        ...
 
     def close(self) -> None:
         """Release threads and connections."""
-        ...

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from fedmom.algorithms.base import Client, ClientMetrics, Reported, reported
 from fedmom.algorithms.client import LocalProblem
 from fedmom.algorithms.local_work import LocalWork
+from fedmom.algorithms.workload import Workload
 from fedmom.core.prng import fold_in
 from fedmom.core.types import Params
-from fedmom.data.batches import Arrays, Reader
+from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.models.base import Model
 
 Way = Literal["one", "few", "many"]
@@ -34,9 +35,7 @@ class ClientTask(NamedTuple):
     round: Any
 
 
-def compiled(
-    model: Model, read: Reader, work: LocalWork, client: Client, way: Way
-) -> Callable[..., Answer]:
+def compiled(workload: Workload, way: Way) -> Callable[..., Answer]:
     """Return ``program(broadcast, states, arrays, tasks, key, lr, capacity)``.
 
     ``tasks`` is a ClientTask per row, as an array of 32-bit integers, which reaches a device
@@ -47,13 +46,11 @@ def compiled(
     ``way``: "one" takes a single task; "few" runs one client after another in one call; "many"
     runs all at once, which fills an accelerator.
     """
-    return _compiled(model, read, _bare(work), client, way)
-
-
-def _bare(work: LocalWork) -> LocalWork:
-    """Return the work without the numbers that are handed to the program when it runs."""
-    named: Literal["random", "shuffled"] = "shuffled" if work.shuffled else "random"
-    return replace(work, lr=1.0, steps=1, epochs=None, batches=named)
+    # The work without the numbers that are handed to the program when it runs.
+    batches: Literal["random", "shuffled"] = "shuffled" if workload.work.shuffled else "random"
+    bare = replace(workload.work, lr=1.0, steps=1, epochs=None, batches=batches)
+    read = reader(workload.data.features)
+    return _compiled(workload.model, read, bare, workload.method.client, way)
 
 
 @lru_cache(maxsize=32)
@@ -61,13 +58,7 @@ def _compiled(
     model: Model, read: Reader, work: LocalWork, client: Client, way: Way
 ) -> Callable[..., Answer]:
     def program(
-        broadcast: Any,
-        states: Any,
-        arrays: Arrays,
-        tasks: jax.Array,
-        key: jax.Array,
-        lr: jax.Array,
-        capacity: int,
+        broadcast: Any, states: Any, arrays: Arrays, tasks: Any, key: Any, lr: Any, capacity: int
     ) -> Answer:
         def one(numbers: jax.Array, state: Any) -> Answer:
             task = ClientTask(*numbers)

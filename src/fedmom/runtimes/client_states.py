@@ -1,5 +1,6 @@
-"""The states of clients: a row for every client that has been seen, none for the others."""
+"""The states of clients, a row for every one that has been seen, and runtimes that keep them."""
 
+from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Client
-from fedmom.runtimes.base import Clients
+from fedmom.algorithms.workload import Workload
+from fedmom.runtimes import in_flight
+from fedmom.runtimes.base import Clients, Snapshot
+from fedmom.runtimes.in_flight import Question
+from fedmom.runtimes.scoring import Scorer
+
+
+class Simulated:
+    """What runtimes of simulated clients have in common: their states, and who was asked.
+
+    Args:
+        workload: What is run.
+        scorer: Evaluates models, or plans it.
+    """
+
+    runs_method = True
+
+    def __init__(self, workload: Workload, scorer: Scorer) -> None:
+        self.workload, self._scorer = workload, scorer
+        self._data, self._work = workload.data, workload.work
+        self._client = workload.method.client
+        self.states = ClientStates(self._client)
+        self._asked: deque[Question] = deque()
+        self._committed: list[Question] = []  # of them, as the last round left them
+
+    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+        """Send the broadcast of a round to clients."""
+        if len(clients):
+            self._send(Question(round_, deque(clients.tolist()), broadcast))
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Return (client, round) of everybody who was asked and has not answered."""
+        return [(client, q.round) for q in self._asked for client in q.clients]
+
+    def cancel(self) -> None:
+        """Forget everybody who was asked and has not answered."""
+        self._asked.clear()
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have samples."""
+        return self._scorer.splits
+
+    def commit(self) -> None:
+        """Note that a round is done."""
+        self.states.commit()
+        self._committed = [question.copy() for question in self._asked]
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the clients seen so far, and who was asked with what."""
+        return Snapshot(self.states.tensors() | in_flight.pack(self._committed))
+
+    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
+        """Resume from a snapshot."""
+        self.cancel()
+        self.states.load(snapshot.tensors, broadcast)
+        for question in in_flight.unpack(snapshot.tensors, broadcast):
+            self._send(question)
+        self.commit()
+
+    def _send(self, question: Question) -> None:
+        self._asked.append(question)
 
 
 class ClientStates:
@@ -19,21 +81,19 @@ class ClientStates:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._states: dict[int, Any] = {}
-        self._changed: dict[int, Any] = {}
+        self._states: ChainMap[int, Any] = ChainMap({}, {})  # changed since the commit; committed
         self._none: Any = None  # the state of a method that keeps none, once that is known
 
     def get(self, client: int, broadcast: Any) -> Any:
         """Return a client's state; that of a new client is made from the broadcast."""
-        for states in (self._changed, self._states):
-            if client in states:
-                return states[client]
-        return self._client.init(broadcast)
+        known = client in self._states
+        return self._states[client] if known else self._client.init(broadcast)
 
     def commit(self) -> None:
         """Note that a round is done."""
-        self._states |= self._changed
-        self._changed = {}
+        changed, committed = self._states.maps
+        committed.update(changed)
+        changed.clear()
 
     def stacked(self, clients: Sequence[int], broadcast: Any) -> Any:
         """Return the states of clients, stacked."""
@@ -52,31 +112,29 @@ class ClientStates:
             return
         rows = jax.tree.map(np.asarray, states)
         for i, client in enumerate(clients.tolist()):
-            self._changed[client] = jax.tree.map(lambda leaf: leaf[i].copy(), rows)  # noqa: B023
+            self._states[client] = jax.tree.map(lambda leaf: leaf[i].copy(), rows)  # noqa: B023
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return all committed states as named arrays, for a checkpoint."""
-        return _packed(self._states)
+        return _packed(self._states.maps[1])
 
     def tensors_of(self, clients: Sequence[int]) -> dict[str, NDArray[Any]]:
         """Return the present states of those among the clients who have one."""
-        seen = {c: self._changed if c in self._changed else self._states for c in clients}
-        return _packed({c: states[c] for c, states in seen.items() if c in states})
+        return _packed({c: self._states[c] for c in clients if c in self._states})
 
     def load(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
         """Take the states of a checkpoint."""
-        self._changed = {}
-        self._states = _unpacked(self._client, tensors, broadcast)
+        self._states = ChainMap({}, _unpacked(self._client, tensors, broadcast))
 
     def take(self, tensors: Mapping[str, NDArray[Any]], broadcast: Any) -> None:
         """Take the states of some clients from elsewhere."""
-        self._changed |= _unpacked(self._client, tensors, broadcast)
+        self._states.update(_unpacked(self._client, tensors, broadcast))
 
     def drop(self, clients: Sequence[int]) -> None:
         """Forget clients, as if they had never been asked."""
-        for client in clients:
-            self._states.pop(client, None)
-            self._changed.pop(client, None)
+        for states in self._states.maps:
+            for client in clients:
+                states.pop(client, None)
 
 
 def _packed(states: Mapping[int, Any]) -> dict[str, NDArray[Any]]:

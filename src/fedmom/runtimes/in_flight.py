@@ -23,14 +23,13 @@ class Question:
 
     def answered(self, clients: Iterable[int]) -> None:
         """Note who has answered; whoever was asked twice is still asked once."""
-        done = Counter(clients)
-        left: deque[int] = deque()
-        for client in self.clients:
+        done, asked = Counter(clients), self.clients
+        self.clients = deque()
+        for client in asked:
             if done[client]:
                 done[client] -= 1
             else:
-                left.append(client)
-        self.clients = left
+                self.clients.append(client)
 
     def copy(self) -> "Question":
         """Return the question as it is now, whoever answers later."""

@@ -17,11 +17,10 @@ from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params
-from fedmom.data.batches import place, reader
-from fedmom.runtimes import in_flight
-from fedmom.runtimes.base import Block, Clients, Scores, Snapshot
+from fedmom.data.batches import place
+from fedmom.runtimes.base import Block, Clients, Scores
 from fedmom.runtimes.client_programs import Answer, ClientTask, Way, compiled
-from fedmom.runtimes.client_states import ClientStates
+from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
 
@@ -37,7 +36,10 @@ FEW_AT_ONCE = 8
 CLIENTS_AT_ONCE = 32
 
 
-class LocalRuntime:
+Part = Sequence[ClientTask]  # of a question: those that share a call
+
+
+class LocalRuntime(Simulated):
     """Runs clients on this machine. They answer in the order they were asked, so sums repeat.
 
     On a CPU, clients run on worker threads, each in a program of its own: XLA gains little from
@@ -64,33 +66,21 @@ class LocalRuntime:
         [[1, 3]]
     """
 
-    runs_method = True
-
     def __init__(
-        self,
-        workload: Workload,
-        *,
-        workers: int | None = None,
-        vectorized: bool | None = None,
+        self, workload: Workload, *, workers: int | None = None, vectorized: bool | None = None
     ) -> None:
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} must be at least 1.")
         keep_programs()
-        self.workload = check_workload(workload)
-        data, model = workload.data, workload.model
-        self._data, self._work, self._client = data, workload.work, workload.method.client
-        self._arrays = place(data.arrays)
+        check_workload(workload)
+        self._arrays = place(workload.data.arrays)
+        super().__init__(workload, Scorer(workload, self._arrays, workers))
         self._key = clients_key(workload.seed)
         self._cohort: int | None = None
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
-        self.states = ClientStates(self._client)
         ways: tuple[Way, ...] = ("one", "few", "many")
-        read = reader(data.features)
-        self._programs = {w: compiled(model, read, self._work, self._client, w) for w in ways}
-        self._scorer = Scorer(model, data, self._arrays, workers)
+        self._programs = {way: compiled(workload, way) for way in ways}
         self._sent = 0  # numbers in a broadcast, once that is known
-        self._asked: deque[Question] = deque()
-        self._committed: list[Question] = []  # of them, as the last round left them
         self._workers = workers or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client")
 
@@ -103,11 +93,6 @@ class LocalRuntime:
             sums: Not used: replies are added up by the loop.
         """
         self._cohort = cohort
-
-    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
-        """Note whom to run with what."""
-        if len(clients):
-            self._asked.append(Question(round_, deque(clients.tolist()), broadcast))
 
     def replies(self, timeout: float | None = None) -> Iterator[Block]:  # noqa: ARG002
         """Run the clients and yield their replies in order, few of them in memory at a time."""
@@ -137,19 +122,6 @@ class LocalRuntime:
         tasks = [self._task(round_, client) for client in clients.tolist()]
         return [len(part) for part in self._plan(broadcast, tasks)[1]]
 
-    def under_way(self) -> list[tuple[int, int]]:
-        """Return (client, round) of everybody who was asked and has not answered."""
-        return [(client, q.round) for q in self._asked for client in q.clients]
-
-    def cancel(self) -> None:
-        """Forget everybody who was asked and has not answered."""
-        self._asked.clear()
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have samples."""
-        return self._scorer.splits
-
     def evaluate(
         self, params: Params, split: str, budget: int | None = None, part: ClientRange | None = None
     ) -> Scores:
@@ -171,26 +143,11 @@ class LocalRuntime:
             lambda client: personal(params, self.states.get(client, params)), split, budget, part
         )
 
-    def commit(self) -> None:
-        """Note that a round is done."""
-        self.states.commit()
-        self._committed = [question.copy() for question in self._asked]
-
-    def snapshot(self) -> Snapshot:
-        """Return the states of the clients seen so far, and who was asked with what."""
-        return Snapshot(self.states.tensors() | in_flight.pack(self._committed))
-
-    def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
-        """Resume from a snapshot."""
-        self.states.load(snapshot.tensors, broadcast)
-        self._asked = deque(in_flight.unpack(snapshot.tensors, broadcast))
-        self.commit()
-
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answers(self, question: Question) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
+    def _answers(self, question: Question) -> Iterator[tuple[Part, Answer]]:
         """Run the clients of a question, in order."""
         tasks = [self._task(question.round, client) for client in question.clients]
         lr = schedules.at(self._work.lr, question.round)
@@ -201,9 +158,7 @@ class LocalRuntime:
         for part in parts:
             yield part, self._run(question.broadcast, lr, part, way)
 
-    def _plan(
-        self, broadcast: Any, tasks: Sequence[ClientTask]
-    ) -> tuple[Way | None, Iterator[Sequence[ClientTask]]]:
+    def _plan(self, broadcast: Any, tasks: Part) -> tuple[Way | None, Iterator[Part]]:
         """Return the way that clients run (None: on threads), and those that share a call."""
         if self._vectorized:
             return "many", _parts(tasks, CLIENTS_AT_ONCE, self._cohort)
@@ -214,10 +169,10 @@ class LocalRuntime:
         return None, _parts(tasks, size, self._cohort)
 
     def _threaded(
-        self, broadcast: Any, lr: float, parts: Iterator[Sequence[ClientTask]]
-    ) -> Iterator[tuple[Sequence[ClientTask], Answer]]:
+        self, broadcast: Any, lr: float, parts: Iterator[Part]
+    ) -> Iterator[tuple[Part, Answer]]:
         """Run a call per thread, and one ahead so that no thread waits."""
-        waiting: deque[tuple[Sequence[ClientTask], Future[Answer]]] = deque()
+        waiting: deque[tuple[Part, Future[Answer]]] = deque()
         try:
             for part in parts:
                 waiting.append((part, self._pool.submit(self._wait, broadcast, lr, part)))
@@ -231,12 +186,12 @@ class LocalRuntime:
             for _, future in waiting:
                 future.cancel()
 
-    def _wait(self, broadcast: Any, lr: float, part: Sequence[ClientTask]) -> Answer:
+    def _wait(self, broadcast: Any, lr: float, part: Part) -> Answer:
         answer = self._run(broadcast, lr, part, "one" if len(part) == 1 else "few")
         jax.block_until_ready(answer)  # type: ignore[no-untyped-call]
         return answer
 
-    def _run(self, broadcast: Any, lr: float, part: Sequence[ClientTask], way: Way) -> Answer:
+    def _run(self, broadcast: Any, lr: float, part: Part, way: Way) -> Answer:
         return self._programs[way](
             broadcast,
             self.states.stacked([task.client for task in part], broadcast),
@@ -251,7 +206,7 @@ class LocalRuntime:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
         return ClientTask(client, start, size, self._work.count(round_, size), round_)
 
-    def _product(self, broadcast: Any, tasks: Sequence[ClientTask]) -> int:
+    def _product(self, broadcast: Any, tasks: Part) -> int:
         """Return parameters x samples x steps of the longest client."""
         self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
@@ -278,9 +233,7 @@ def at_once(clients: int, product: int) -> int:
     return next(sizes, 1)
 
 
-def _parts(
-    tasks: Sequence[ClientTask], most: int, usual: int | None
-) -> Iterator[Sequence[ClientTask]]:
+def _parts(tasks: Part, most: int, usual: int | None) -> Iterator[Part]:
     """Cut tasks into the parts of one call each: every size of a part is compiled.
 
     The usual number of tasks makes as few parts of at most ``most`` as it takes, of sizes as equal

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
-from fedmom.data.federated import FederatedData, Split
+from fedmom.data.federated import Split
 from fedmom.data.subsample import thinned
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
@@ -38,15 +39,11 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        model: Model,
-        data: FederatedData,
-        arrays: dict[str, jax.Array],
-        workers: int | None = None,
+        self, workload: Workload, arrays: dict[str, jax.Array], workers: int | None = None
     ) -> None:
-        self._data, self._arrays, self._metrics = data, arrays, model.metrics
-        self._workers = workers or os.cpu_count()
-        self._score = _compile_score(model, reader(data.features))
+        self._data, self._arrays, model = workload.data, arrays, workload.model
+        self._metrics, self._workers = model.metrics, workers or os.cpu_count()
+        self._score = _compile_score(model, reader(self._data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
 
     @property
@@ -68,9 +65,7 @@ class Scorer:
         """Evaluate one model on all clients, or on some of the plan's."""
         plan = self.plan(split, budget).within(part)
         firsts = range(0, len(plan.positions), CHUNK)
-        with ThreadPoolExecutor(self._workers) as pool:
-            parts = list(pool.map(lambda first: self._chunk(params, plan, first), firsts))
-        return self._scores(plan, parts)
+        return self._scores(plan, lambda first: [self._chunk(params, plan, first)], firsts)
 
     def personal(
         self,
@@ -87,10 +82,8 @@ class Scorer:
             params = model_of(client)
             return [self._chunk(params, plan, *piece) for piece in _pieces(first, end)]
 
-        with ThreadPoolExecutor(self._workers) as pool:
-            places = plan.clients.tolist(), (ends - plan.taken).tolist(), ends.tolist()
-            parts = list(itertools.chain.from_iterable(pool.map(one, *places)))
-        return self._scores(plan, parts)
+        places = plan.clients.tolist(), (ends - plan.taken).tolist(), ends.tolist()
+        return self._scores(plan, one, *places)
 
     def _chunk(
         self, params: Params, plan: "_Plan", first: int, count: int = CHUNK, room: int = CHUNK
@@ -103,8 +96,13 @@ class Scorer:
         values = (np.asarray(each)[: len(rows)] for each in found)
         return [v if v.ndim == 1 else _RowSums.of(v, plan.owner[here]) for v in values]
 
-    def _scores(self, plan: "_Plan", parts: list[list["_Column"]]) -> Scores:
-        columns = [_joined(values) for values in zip(*parts, strict=True)]
+    def _scores(
+        self, plan: "_Plan", one: Callable[..., list[list["_Column"]]], *places: Iterable[int]
+    ) -> Scores:
+        """Evaluate the places on threads; return the sums per client."""
+        with ThreadPoolExecutor(self._workers) as pool:
+            parts = itertools.chain.from_iterable(pool.map(one, *places))
+            columns = [_joined(values) for values in zip(*parts, strict=True)]
         return plan.scores(*columns, metrics=self._metrics)
 
 
@@ -181,12 +179,11 @@ class _Plan:
         """Return the plan of some of its clients."""
         if part is None:
             return self
-        first, last = part
-        rows = slice(*np.searchsorted(self.owner, part))
-        some = copy.copy(self)
-        some.clients, some.taken = self.clients[first:last], self.taken[first:last]
-        some.samples = self.samples[first:last]
-        some.owner, some.positions = self.owner[rows] - first, self.positions[rows]
+        some, own, rows = copy.copy(self), slice(*part), slice(*np.searchsorted(self.owner, part))
+        some.clients, some.taken, some.samples = (
+            each[own] for each in (self.clients, self.taken, self.samples)
+        )
+        some.owner, some.positions = self.owner[rows] - part[0], self.positions[rows]
         return some
 
     def scores(self, *columns: _Column, metrics: tuple[Metric, ...] = (accuracy(),)) -> Scores:

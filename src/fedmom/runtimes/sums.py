@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.types import Params
+from fedmom.runtimes.base import Block
 
+OWN = ("loss", "norm")  # of a block's metrics: the loop's own
 AT_ONCE = 8  # rows summed in one compiled call: a large cohort takes no more memory than this
 
 
@@ -172,6 +174,17 @@ def norms(rows: Params) -> jax.Array:
         return jnp.sum(jnp.square(flat), 1)
 
     return jnp.sqrt(sum(map(squares, jax.tree.leaves(rows)), jnp.zeros(())))
+
+
+def norms_of(block: Block) -> Any:
+    """Return the norm of every row, as the runtime measured it or measured here."""
+    measured = block.metrics.get("norm")
+    return norms(block.update) if measured is None else measured
+
+
+def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
+    """Return which rows have finite losses and norms."""
+    return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
 
 
 @partial(jax.jit, static_argnums=1)

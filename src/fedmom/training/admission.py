@@ -1,6 +1,6 @@
 """Which replies count: who was asked, and what makes a reply unusable."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.forms import Form
 from fedmom.core.errors import BadReplyError, DivergedError
-from fedmom.runtimes.base import Block, Failure
-from fedmom.runtimes.sums import norms
+from fedmom.runtimes.base import Block, Failure, Runtime
+from fedmom.runtimes.sums import finite_rows, norms_of
 from fedmom.training.pace import Pace
 
 BadReplies = Literal["stop", "skip"]
@@ -79,12 +79,10 @@ def unusable(
     seen: set[int] = set()
     names = block.clients.tolist()
     for place, (client, claimed) in enumerate(zip(names, block.samples.tolist(), strict=True)):
-        reason = _fault(client, claimed, samples, asked)
-        if client in seen:
-            reason = "it answered twice"
-        seen.add(client)
-        if reason:
+        twice = "it answered twice" if client in seen else ""
+        if reason := twice or _fault(client, claimed, samples, asked):
             faults[place] = reason
+        seen.add(client)
     rows = rows_of(members_of(block)).tolist() if faults else []
     culprits = {rows[place]: names[place] for place in faults}
     for place, row in enumerate(rows):
@@ -119,28 +117,18 @@ class Admission:
 
     Args:
         form: What updates must look like.
-        samples: n_k of every client of the population.
+        runtime: Where the clients live; a restored one may know who was asked already.
         pace: What a stale reply counts, and when a round has enough.
         bad_replies: Whether a reply that cannot be used stops the run or is left out.
-        look_at_each: Whether to check each reply for numbers that are not finite. A sum reveals
-            NaN for free; checking each reply waits for it, so it is done only to leave such a
-            reply out, or where a rule would hide it.
-        asked: Who was asked already, with the round.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        samples: NDArray[np.int64],
-        pace: Pace,
-        *,
-        bad_replies: BadReplies,
-        look_at_each: bool,
-        asked: Mapping[int, int],
-    ) -> None:
-        self._form, self._samples, self._pace = form, samples, pace
-        self._stop, self._look_at_each = bad_replies == "stop", look_at_each
-        self._asked = dict(asked)
+    def __init__(self, form: Form, runtime: Runtime, pace: Pace, bad_replies: BadReplies) -> None:
+        self._form, self._pace, self._stop = form, pace, bad_replies == "stop"
+        self._samples = runtime.workload.data.train.size
+        self._asked = dict(runtime.under_way())
+        # A sum reveals NaN for free. Checking each reply waits for it, so it is done only to leave
+        # such a reply out, or where a rule would hide it.
+        self._look_at_each = not self._stop or runtime.workload.method.rule.needs == "each"
         self.rejected: list[Rejected] = []
         self.replies = 0
 
@@ -221,12 +209,9 @@ class Admission:
         clients, sizes = block.clients[bad].tolist(), np.repeat(members, members)[bad].tolist()
         if self._stop:
             raise diverged(round_, f"{culprit(clients[0], sizes[0])} is")
-        self.rejected += [
-            Rejected(
-                client, f"{'its update' if size == 1 else 'a sum that it is in'} is not finite"
-            )
-            for client, size in zip(clients, sizes, strict=True)
-        ]
+        for client, size in zip(clients, sizes, strict=True):
+            what = "its update" if size == 1 else "a sum that it is in"
+            self.rejected.append(Rejected(client, f"{what} is not finite"))
         keep &= ~infinite
 
     def _forget(self, clients: list[int], version: int) -> None:
@@ -243,17 +228,6 @@ class Admission:
                 " leave such replies out with --bad-replies skip."
             )
         self.rejected += bad
-
-
-def norms_of(block: Block) -> Any:
-    """Return the norm of every row, as the runtime measured it or measured here."""
-    measured = block.metrics.get("norm")
-    return norms(block.update) if measured is None else measured
-
-
-def finite_rows(loss: Any, norm: Any) -> NDArray[np.bool_]:
-    """Return which rows have finite losses and norms."""
-    return np.isfinite(np.asarray(loss)) & np.isfinite(np.asarray(norm))
 
 
 def culprit(client: int, members: int) -> str:

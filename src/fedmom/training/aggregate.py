@@ -1,6 +1,12 @@
-"""The server's part of a round: what counts is put together, and the server takes its step."""
+"""The server's part of a round: what counts is put together, and the server takes its step.
 
-from collections.abc import Callable
+Its programs compile while the clients compile theirs, for both take most of a first round. What
+the step is given follows from the cohort, where a runtime knows the sizes of its blocks.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,22 +20,12 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.workload import Method, stage_names
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
+from fedmom.runtimes import sums
 from fedmom.runtimes.base import Block
-from fedmom.runtimes.sums import (
-    Add,
-    AllRows,
-    Rows,
-    RunningSum,
-    Sum,
-    added,
-    compiled_add,
-    joined,
-    zeroed,
-)
-from fedmom.training.admission import Admitted, culprit, finite_rows, norms_of
+from fedmom.runtimes.sums import OWN, AllRows, Rows, RunningSum, Sum
+from fedmom.training.admission import Admitted, culprit
 
 SMALL = 2**16  # numbers of a leaf that is checked together with others
-OWN = ("loss", "norm")  # of a block's metrics: the loop's own
 
 
 class Carried(NamedTuple):
@@ -39,15 +35,6 @@ class Carried(NamedTuple):
     server: Any
     stages: tuple[Any, ...]
     rule: Any
-
-
-class Facts(NamedTuple):
-    """Numbers of a round that its compiled step is given."""
-
-    round: Any
-    scale: Any
-    replies: Any
-    weight: Any
 
 
 class Stepped(NamedTuple):
@@ -61,19 +48,18 @@ class Stepped(NamedTuple):
 class Programs(NamedTuple):
     """Compiled: ``add(sum, rows) -> sum`` and the server's ``step``."""
 
-    add: Add
-    step: Callable[[Carried, Sum | None, Rows, Facts, Any], Stepped]
+    add: sums.Add
+    step: Callable[[Carried, Sum | None, Rows, Round], Stepped]
 
 
 class _Counted(NamedTuple):
     """What is remembered of a block once its updates are taken."""
 
-    clients: NDArray[np.int64]
+    block: Block  # without them
     members: NDArray[np.int64]
     weights: NDArray[np.float64]  # of the rows; 0 where a row was rejected
     factor: float  # for staleness
     norms: Any
-    metrics: dict[str, Any]  # losses and what else clients report
 
 
 class Collected:
@@ -109,44 +95,39 @@ class Collected:
         if block.members is not None:
             weights = np.add.reduceat(weights, np.cumsum(members) - members)
         weights = weights * keep
-        norms, metrics = norms_of(block), dict(block.metrics)
-        self._counted.append(_Counted(block.clients, members, weights, factor, norms, metrics))
+        rest = block._replace(update=None)
+        self._counted.append(_Counted(rest, members, weights, factor, sums.norms_of(block)))
         update, loss = block.update, block.metrics["loss"]
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
-            update, loss = zeroed((update, loss), keep)
+            update, loss = sums.zeroed((update, loss), keep)
         self._parts.take(update, loss, (weights * factor).astype(np.float32))
 
     def step(self, carried: Carried, round_: int, population: int, key: Any) -> Stepped:
         """Let the server step on the aggregate."""
         total, rows = self._parts.finish()
         scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
-        facts = Facts(round_, scale, float(self.replies), self.weight)
-        return self._step(carried, total, rows, facts, key)
+        numbers: Any = (round_, key, float(self.replies), self.weight, scale)
+        return self._step(carried, total, rows, Round(*numbers))
 
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
         for counted in self._counted:
-            bad = ~finite_rows(counted.metrics["loss"], counted.norms)
+            bad = ~sums.finite_rows(counted.block.metrics["loss"], counted.norms)
             if bad.any():
                 first = int(np.argmax(bad))
                 place = int(counted.members[:first].sum())
-                return culprit(int(counted.clients[place]), int(counted.members[first]))
+                return culprit(int(counted.block.clients[place]), int(counted.members[first]))
         return None
-
-    def mean_loss(self, weighted: float) -> float | None:
-        """Return the mean local loss, given the sum; None without replies."""
-        weight = self.weight
-        return weighted / weight if weight else None
 
     def client_metrics(self, method: Method) -> dict[str, float]:
         """Return what clients and the stages on them report: means, weighted as updates are."""
         ranges, stages = method.client.ranges, stage_names(method.stages)
-        names = dict.fromkeys(n for c in self._counted for n in c.metrics if n not in OWN)
+        all_metrics = [(c.block.metrics, c.weights * c.factor) for c in self._counted]
         found: dict[str, float] = {}
-        for name in names:
-            having = [c for c in self._counted if name in c.metrics]
-            weights = np.concatenate([c.weights * c.factor for c in having])
-            values = np.concatenate([np.asarray(c.metrics[name], np.float64) for c in having])
+        for name in dict.fromkeys(n for metrics, _ in all_metrics for n in metrics if n not in OWN):
+            having = [(m[name], w) for m, w in all_metrics if name in m]
+            values, weights = (np.concatenate(each) for each in zip(*having, strict=True))
+            values = values.astype(np.float64)
             values, weights = values[weights > 0], weights[weights > 0]
             if not len(values):
                 continue
@@ -193,24 +174,23 @@ class _Parts(NamedTuple):
     def combine(self, total: Sum | None, rows: Rows, scale: Any, state: Any) -> Any:
         """Return the aggregate, Σ a_k loss_k, the rule's state and its metrics."""
         if self.rule.each is None or not rows.updates:  # without replies the sum is empty
-            whole = added(total, rows)
+            whole = sums.added(total, rows)
             assert whole is not None
             return jax.tree.map(lambda d: d * scale, whole.update), whole.loss, state, {}
-        updates, losses, weights = joined(rows)
+        updates, losses, weights = sums.joined(rows)
         returned = self.rule.each(updates, weights, state)
         aggregate, state, metrics = reported(returned, f"each of the rule {self.rule.name}")
         return aggregate, jnp.dot(weights, losses), state, _named(self.rule.name, metrics)
 
-    def pass_stages(self, aggregate: Params, states: Any, facts: Facts, key: Any) -> Any:
+    def pass_stages(self, aggregate: Params, states: Any, round_: Round) -> Any:
         """Return the aggregate after all stages, the last one first, their states and metrics."""
         names, new = stage_names(self.stages), list(states)
         metrics: dict[str, Any] = {}
         for place in reversed(range(len(names))):
             after = self.stages[place].after
             if after is not None:
-                own = jax.random.fold_in(jax.random.fold_in(key, facts.round), place)
-                here = Round(facts.round, own, facts.replies, facts.weight, facts.scale)
-                returned = after(aggregate, states[place], here)
+                own = jax.random.fold_in(jax.random.fold_in(round_.key, round_.number), place)
+                returned = after(aggregate, states[place], round_._replace(key=own))
                 aggregate, new[place], found = reported(returned, f"after of {names[place]}")
                 metrics |= _named(names[place], found)
         if self.stages or self.rule.each is not None:
@@ -221,13 +201,11 @@ class _Parts(NamedTuple):
 @lru_cache(maxsize=32)
 def _compiled(parts: _Parts) -> Programs:
     @jax.jit
-    def step(
-        carried: Carried, total: Sum | None, rows: Rows, facts: Facts, key: jax.Array
-    ) -> Stepped:
+    def step(carried: Carried, total: Sum | None, rows: Rows, round_: Round) -> Stepped:
         params, server, states, rule = carried
-        combined = parts.combine(total, parts.decode(rows), facts.scale, rule)
+        combined = parts.combine(total, parts.decode(rows), round_.scale, rule)
         aggregate, loss, rule, of_rule = combined
-        aggregate, states, of_stages = parts.pass_stages(aggregate, states, facts, key)
+        aggregate, states, of_stages = parts.pass_stages(aggregate, states, round_)
         stepped = parts.server.step(aggregate, server, params)
         params, server, of_server = reported(stepped, "the server's step")
         rest = (server, states, rule)
@@ -237,7 +215,7 @@ def _compiled(parts: _Parts) -> Programs:
         return Stepped(Carried(params, *rest), stacked, metrics)
 
     decodes = any(stage.decode for stage in parts.stages)
-    return Programs(compiled_add(parts.decode if decodes else unchanged), step)
+    return Programs(sums.compiled_add(parts.decode if decodes else unchanged), step)
 
 
 def _decoded(decode: Callable[[Params, Params], Params], form: Params, encoded: Params) -> Params:
@@ -284,3 +262,55 @@ def _joined(leaves: list[jax.Array]) -> list[jax.Array]:
 
 def _floats(tree: Any) -> list[jax.Array]:
     return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+def precompile(
+    collected: Collected, form: Params, sizes: Sequence[int], *arguments: Any
+) -> threading.Thread:
+    """Compile a round's sums and its step on another thread; wait for it with ``join``.
+
+    Args:
+        collected: An empty round, with ``compiling`` programs.
+        form: What one update looks like.
+        sizes: How many replies each block will have.
+        *arguments: Those of ``Collected.step``.
+    """
+
+    def compile_all() -> None:
+        with contextlib.suppress(Exception):  # the round itself says what is wrong
+            for size in sizes:
+                everything = Admitted(np.ones(size, np.int64), np.ones(size, bool), 1.0)
+                collected.add(_block(form, size), everything)
+            collected.step(*arguments)
+
+    thread = threading.Thread(target=compile_all, name="compile", daemon=True)
+    thread.start()
+    return thread
+
+
+def compiling(programs: Programs) -> Programs:
+    """Return programs that are compiled where they would run."""
+    add: Any = programs.add
+    step: Any = programs.step
+
+    def compile_add(total: Sum | None, rows: Rows) -> Sum:
+        lowered = add.lower(total, rows)
+        lowered.compile()
+        found: Sum = jax.tree.map(_placed, lowered.out_info)
+        return found
+
+    return Programs(compile_add, lambda *arguments: step.lower(*arguments).compile())
+
+
+def _block(form: Params, size: int) -> Block:
+    """Return replies of which only the form is there."""
+    update = jax.tree.map(lambda leaf: _placed(leaf, size), form)
+    numbers = _placed(np.zeros((), np.float32), size)
+    clients = np.arange(size)
+    return Block(clients, update, np.ones_like(clients), {"loss": numbers, "norm": numbers}, 0)
+
+
+def _placed(leaf: Any, *rows: int) -> jax.ShapeDtypeStruct:
+    """Return the form of rows on the device that computes: elsewhere is another program."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct((*rows, *leaf.shape), leaf.dtype, sharding=place)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ repeated run is the same as well.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block
-from fedmom.training.admission import norms_of
+from fedmom.runtimes.sums import norms_of
 from fedmom.training.loop import Record
 from fedmom.training.subproblem import Subproblem
 
@@ -63,12 +63,15 @@ class Diagnostics:
     def asked(self, round_: int, broadcast: Any) -> None:
         """Note where a round begins, if it is due."""
         due = round_ % self._every == 0
-        self._look = _Look(broadcast, self.sample.gradient(broadcast)[1]) if due else None
+        gradient = self.sample.gradient(broadcast)[1] if due else None
+        self._look = _Look(broadcast, gradient, [], [], []) if due else None
 
     def reply(self, block: Block) -> None:
         """Note what the replies are, in a round that is due."""
         if self._look is not None:
-            self._look.note(block)
+            self._look.clients.extend(block.clients.tolist())
+            self._look.norms.append(norms_of(block))
+            self._look.products.append(_products(block.update, self._look.gradient))
 
     def of(self, record: Record, params: Params) -> dict[str, float] | None:
         """Return the numbers of the round just done; None if it was not due.
@@ -91,7 +94,8 @@ class Diagnostics:
         look, self._look = self._look, None
         if look is None:
             return None
-        full, step, *rest = np.asarray(look.numbers(params), np.float64).tolist()
+        found = _numbers(look.gradient, look.params, params, look.norms + look.products)
+        full, step, *rest = np.asarray(found, np.float64).tolist()
         numbers = {"gradient_norm": full, "step": step}
         update = record.update_norm
         left_out = {rejected.client for rejected in record.rejected}
@@ -113,24 +117,14 @@ class Diagnostics:
         }
 
 
-class _Look:
+class _Look(NamedTuple):
     """One round: where it began, and two numbers for each reply, but no reply itself."""
 
-    def __init__(self, params: Params, gradient: Params) -> None:
-        self._params, self._gradient = params, gradient
-        self.clients: list[int] = []
-        self._norms: list[Any] = []
-        self._products: list[jax.Array] = []
-
-    def note(self, block: Block) -> None:
-        self.clients += block.clients.tolist()
-        self._norms.append(norms_of(block))
-        self._products.append(_products(block.update, self._gradient))
-
-    def numbers(self, params: Params) -> jax.Array:
-        """Return |∇f|, |w_{t+1} - w_t|, then the replies' norms, then their products with ∇f."""
-        replies = self._norms + self._products
-        return _numbers(self._gradient, self._params, params, replies)
+    params: Params
+    gradient: Params
+    clients: list[int]
+    norms: list[Any]
+    products: list[jax.Array]
 
 
 def _gradients(work: LocalWork, sizes: NDArray[np.int64]) -> float:
@@ -146,6 +140,7 @@ def _products(rows: Params, gradient: Params) -> jax.Array:
 
 @jax.jit
 def _numbers(gradient: Params, before: Params, after: Params, replies: list[Any]) -> jax.Array:
+    """Return |∇f|, |w_{t+1} - w_t|, then the replies' norms, then their products with ∇f."""
     step = jax.tree.map(jnp.subtract, after, before)
     lengths = jnp.stack([optax.tree.norm(gradient), optax.tree.norm(step)])
     return jnp.concatenate([lengths, *replies])

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,10 +19,10 @@ from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Failure, Runtime
+from fedmom.training import aggregate
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
-from fedmom.training.aggregate import Carried, Collected, Stepped, compile_programs, empty
+from fedmom.training.aggregate import Carried, Collected, Stepped
 from fedmom.training.pace import Pace
-from fedmom.training.precompile import compiling, precompile
 
 
 class State(NamedTuple):
@@ -120,13 +120,12 @@ def start(workload: Workload) -> State:
     params = jax.device_put(workload.params(), jax.devices()[0])
     init = workload.method.first_states
     # Nothing to compile for a server that keeps no numbers, such as FedAvg's.
-    has_numbers = bool(jax.tree.leaves(jax.eval_shape(init, params)))
-    return State(0, params, *(_compiled_init(workload.method) if has_numbers else init)(params))
+    if jax.tree.leaves(jax.eval_shape(init, params)):
+        init = partial(_first_states, workload.method)
+    return State(0, params, *init(params))
 
 
-@lru_cache(maxsize=256)  # runs of one process share it
-def _compiled_init(method: Method) -> Any:
-    return jax.jit(method.first_states)
+_first_states = jax.jit(Method.first_states, static_argnums=0)  # runs of one process share it
 
 
 def model_of(workload: Workload, state: State) -> Params:
@@ -251,8 +250,8 @@ class _Rounds:
         trees = method.forms(broadcast)
         forms = tuple(map(Form.of, trees))
         self._sent = sent = forms[-1]
-        self._programs = compile_programs(method, forms)
-        self._zero = empty(method.decoded(trees))
+        self._programs = aggregate.compile_programs(method, forms)
+        self._zero = aggregate.empty(method.decoded(trees))
         self._bytes_down = Form.of(broadcast).bytes
         self._key = stages_key(self._seed)
         self._first = state.round
@@ -261,14 +260,7 @@ class _Rounds:
         runtime.prepare(pace.rows, sums=sums)
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
-        self._admission = Admission(
-            sent,
-            self._samples,
-            pace,
-            bad_replies=bad_replies,
-            look_at_each=bad_replies == "skip" or method.rule.needs == "each",
-            asked=dict(runtime.under_way()),  # a restored runtime may know some
-        )
+        self._admission = Admission(sent, runtime, pace, bad_replies)
 
     def draw(self, round_: int) -> NDArray[np.int64]:
         busy = self._admission.busy
@@ -298,7 +290,7 @@ class _Rounds:
             round=state.round + 1,
             cohort=cohort.tolist(),
             replies=replies,
-            train_loss=collected.mean_loss(loss),
+            train_loss=loss / collected.weight if collected.weight else None,
             update_norm=norm,
             seconds=time.perf_counter() - began,
             bytes_up=self._sent.bytes * replies,
@@ -337,9 +329,9 @@ class _Rounds:
             return
         sizes = self._runtime.block_sizes(state.round, cohort, broadcast)
         if sizes:
-            collected = self._collected(compiling(self._programs))
+            collected = self._collected(aggregate.compiling(self._programs))
             rest = (Carried(*state[1:]), state.round, self._population, self._key)
-            self._ahead = precompile(collected, self._sent.tree, sizes, rest)
+            self._ahead = aggregate.precompile(collected, self._sent.tree, sizes, *rest)
 
     def _collected(self, programs: Any) -> Collected:
         return Collected(self._method.rule, programs, self._pace.rows, self._zero)

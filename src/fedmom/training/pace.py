@@ -53,7 +53,6 @@ class Pace(Protocol):
             samples: n_k of every client.
             busy: The clients that were asked before and have not answered.
         """
-        ...
 
     def enough(self, replies: int) -> bool:
         """Return whether a round has enough replies.
@@ -61,7 +60,6 @@ class Pace(Protocol):
         Args:
             replies: How many there are.
         """
-        ...
 
     def weight(self, staleness: int) -> float:
         """Return the weight of a stale reply; 0 leaves it out.
@@ -69,7 +67,6 @@ class Pace(Protocol):
         Args:
             staleness: How many rounds old the model is that it trained.
         """
-        ...
 
 
 @dataclass(frozen=True)

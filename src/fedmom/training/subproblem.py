@@ -50,62 +50,45 @@ class Subproblem:
                 "Gradients over many clients, for diagnostics and theory, are of models without"
                 " state; this one has some, such as batch norm's. Leave --diagnostics out."
             )
-        self._seed = seed
         self.clients = cohort(seed, DRAW, data.clients, min(clients, data.clients))
         self.start = data.train.start[self.clients]
         self.size = data.train.size[self.clients]
         self.taken = np.minimum(self.size, samples)
         self.weights = self.size / self.size.sum()
         self.arrays = place(data.arrays)
-        self._programs = _compile(model, reader(data.features))
-        room = _chunks(int(self.taken.max())) * CHUNK
-        self._rows = [self._of_client(i, room) for i in range(len(self.clients))]
-        self._union = self._of_all()
+        self._gradient, self._hessian_product = _compile(model, reader(data.features))
+        drawn = np.stack([self.start, self.size, self.taken, self.clients], axis=1).tolist()
+        positions = [start + thinned(n, taken, k, seed) for start, n, taken, k in drawn]
+        most = int(self.taken.max())
+        self._rows = [_padded(each, np.full(len(each), 1 / len(each)), most) for each in positions]
+        weights = np.repeat(self.weights / self.taken, self.taken)
+        self._union = _padded(np.concatenate(positions), weights, len(weights))
 
     def gradient(self, params: Params, client: int | None = None) -> tuple[jax.Array, Params]:
         """Return the loss and gradient of f, or of the drawn client of this number."""
-        return self._programs.gradient(params, self.arrays, *self._of(client))
+        return self._gradient(params, self.arrays, self._of(client))
 
     def hessian_product(
         self, params: Params, vector: Params, client: int | None = None
     ) -> tuple[Params, jax.Array]:
         """Return the Hessian's product with a vector, scaled to norm 1, and its norm."""
-        return self._programs.hessian_product(params, self.arrays, *self._of(client), vector)
+        return self._hessian_product(params, self.arrays, self._of(client), vector)
 
     def _of(self, client: int | None) -> WeightedSamples:
         return self._union if client is None else self._rows[client]
 
-    def _positions(self, client: int) -> NDArray[np.int64]:
-        size, taken = self.size[client], self.taken[client]
-        number = int(self.clients[client])
-        return self.start[client] + thinned(int(size), int(taken), number, self._seed)
-
-    def _of_client(self, client: int, room: int) -> WeightedSamples:
-        positions = self._positions(client)
-        return _padded(positions, np.full(len(positions), 1 / len(positions)), room)
-
-    def _of_all(self) -> WeightedSamples:
-        positions = np.concatenate([self._positions(i) for i in range(len(self.clients))])
-        weights = np.repeat(self.weights / self.taken, self.taken)
-        return _padded(positions, weights, _chunks(len(positions)) * CHUNK)
-
-
-class _Programs(NamedTuple):
-    gradient: Callable[..., tuple[jax.Array, Params]]
-    hessian_product: Callable[..., tuple[Params, jax.Array]]
-
 
 @lru_cache(maxsize=16)  # samples of one process share them
-def _compile(model: Model, read: Reader) -> _Programs:
+def _compile(model: Model, read: Reader) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the programs for gradients, and for products of the Hessian."""
+
     def loss(w: Params, arrays: Arrays, positions: jax.Array, weights: jax.Array) -> jax.Array:
         x, y = read(arrays, positions)
         return jnp.dot(weights, model.losses(model.apply(w, x, None), y))
 
-    def summed(
-        part: Callable[..., Any], w: Params, positions: jax.Array, weights: jax.Array, chunks: int
-    ) -> Any:
+    def summed(part: Callable[..., Any], w: Params, samples: WeightedSamples) -> Any:
         """Add up a function of the samples, chunk by chunk."""
-        rows = positions.reshape(-1, CHUNK), weights.reshape(-1, CHUNK)
+        rows = samples.positions.reshape(-1, CHUNK), samples.weights.reshape(-1, CHUNK)
         zero = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
             jax.eval_shape(lambda: part(w, rows[0][0], rows[1][0])),
@@ -114,48 +97,36 @@ def _compile(model: Model, read: Reader) -> _Programs:
         def add(i: jax.Array, total: Any) -> Any:
             return jax.tree.map(jnp.add, total, part(w, rows[0][i], rows[1][i]))
 
-        return jax.lax.fori_loop(0, chunks, add, zero)
+        return jax.lax.fori_loop(0, samples.chunks, add, zero)
 
     @jax.jit
-    def gradient(
-        w: Params, arrays: Arrays, positions: jax.Array, weights: jax.Array, chunks: int
-    ) -> tuple[jax.Array, Params]:
+    def gradient(w: Params, arrays: Arrays, samples: WeightedSamples) -> tuple[jax.Array, Params]:
         def part(w: Params, p: jax.Array, a: jax.Array) -> Any:
             return jax.value_and_grad(loss)(w, arrays, p, a)
 
-        return summed(part, w, positions, weights, chunks)
+        return summed(part, w, samples)
 
     @jax.jit
     def hessian_product(
-        w: Params,
-        arrays: Arrays,
-        positions: jax.Array,
-        weights: jax.Array,
-        chunks: int,
-        vector: Params,
+        w: Params, arrays: Arrays, samples: WeightedSamples, vector: Params
     ) -> tuple[Params, jax.Array]:
         # The derivative of the gradient along the vector: forward over reverse, which custom
         # gradients (the LSTM's) allow, where the derivative of the model itself does not.
         def part(w: Params, p: jax.Array, a: jax.Array) -> Params:
             return jax.jvp(lambda w: jax.grad(loss)(w, arrays, p, a), (w,), (vector,))[1]
 
-        product = summed(part, w, positions, weights, chunks)
+        product = summed(part, w, samples)
         norm = optax.tree.norm(product)
         return jax.tree.map(lambda v: v / jnp.where(norm > 0, norm, 1), product), norm
 
-    return _Programs(gradient, hessian_product)
-
-
-def _chunks(samples: int) -> int:
-    return -(-samples // CHUNK)
+    return gradient, hessian_product
 
 
 def _padded(
-    positions: NDArray[np.int64], weights: NDArray[np.float64], room: int
+    positions: NDArray[np.int64], weights: NDArray[np.float64], most: int
 ) -> WeightedSamples:
-    beyond = (0, room - len(positions))
-    return WeightedSamples(
-        np.pad(positions, beyond, mode="edge").astype(np.int32),
-        np.pad(weights, beyond).astype(np.float32),
-        _chunks(len(positions)),
-    )
+    """Return samples in chunks, with room for as many as there are at the most."""
+    beyond = (0, -(-most // CHUNK) * CHUNK - len(positions))
+    rows = np.pad(positions, beyond, mode="edge").astype(np.int32)
+    weights = np.pad(weights, beyond)
+    return WeightedSamples(rows, weights.astype(np.float32), -(-len(positions) // CHUNK))

@@ -42,7 +42,13 @@ class ClientActor:
     """
 
     def __init__(self, cpus: int) -> None:
-        _limit_threads(cpus)
+        from fedmom.core.compilation import prepare_process
+
+        os.environ["NPROC"] = str(cpus)  # XLA's threads, which must be told before JAX is imported
+        if cpus == 1:
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+        prepare_process()
         self._cpus = cpus
         self._workers: dict[str, Any] = {}
 
@@ -54,12 +60,13 @@ class ClientActor:
 
     def open(self, run: str, program: bytes, data: Any) -> bool:
         """Get ready for a run; False: the data is a store that is not on this machine."""
+        from fedmom.runtimes.cluster.shipping import Store, opened
         from fedmom.runtimes.cluster.worker import Worker
 
-        worker = Worker.opened(program, data, self._cpus)
-        if worker is not None:
-            self._workers[run] = worker
-        return worker is not None
+        found = opened(data) if isinstance(data, Store) else data
+        if found is not None:
+            self._workers[run] = Worker(program, found, self._cpus)
+        return found is not None
 
     def run(self, run: str, job: Job, broadcast: Any) -> ActorReply:
         """Work for clients; ends early if the job is cancelled."""
@@ -70,30 +77,10 @@ class ClientActor:
         blocks, states = self._workers[run].run(job, broadcast, cancelled)
         return ActorReply(blocks, states, time.perf_counter() - began)
 
-    def evaluate(
-        self,
-        run: str,
-        params: Any,
-        where: tuple[Any, ...],
-        foreign: list[int],
-        states: dict[str, Any],
-    ) -> Any:
-        """Evaluate a model on some clients; ``where`` is the split, the budget and the part."""
-        return self._workers[run].evaluate(params, where, foreign, states)
+    def evaluate(self, run: str, params: Any, *arguments: Any) -> Any:
+        """Evaluate a model on some clients; the arguments are those of ``Worker.evaluate``."""
+        return self._workers[run].evaluate(params, *arguments)
 
     def close(self, run: str) -> None:
-        """Forget a run."""
-        worker = self._workers.pop(run, None)
-        if worker is not None:
-            worker.close()
-
-
-def _limit_threads(cpus: int) -> None:
-    """Let XLA use so many threads, which must be told before JAX is imported."""
-    from fedmom.core.compilation import prepare_process
-
-    os.environ["NPROC"] = str(cpus)
-    if cpus == 1:
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
-    prepare_process()
+        """Forget a run that was opened."""
+        self._workers.pop(run).local.close()

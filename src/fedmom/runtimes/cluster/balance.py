@@ -35,9 +35,8 @@ def deal(
     shares: list[list[int]] = [[] for _ in speeds]
     loads = [0.0 for _ in speeds]
     fair = float(costs.sum()) / sum(speeds)
-    order = np.argsort(-costs, kind="stable").tolist()
     left = []
-    for place in order:
+    for place in np.argsort(-costs, kind="stable").tolist():
         home = homes[place] if homes else None
         if home is None or loads[home] + costs[place] > fair * speeds[home] * (1 + 1e-9):
             left.append(place)
@@ -71,9 +70,8 @@ class Speed:
         self._jobs += 1
         if self._jobs <= self.IGNORED or seconds <= 0:
             return
-        rate = work / seconds
-        old = rate if self._rate is None else self._rate
-        self._rate = self.MEMORY * old + (1 - self.MEMORY) * rate
+        old = work / seconds if self._rate is None else self._rate
+        self._rate = self.MEMORY * old + (1 - self.MEMORY) * work / seconds
 
     @staticmethod
     def compared(speeds: "Sequence[Speed]") -> list[float]:
@@ -82,8 +80,5 @@ class Speed:
         if not known:
             return [1.0] * len(speeds)
         middle = float(np.median(known))
-        return [_step(middle if s._rate is None else s._rate, middle) for s in speeds]
-
-
-def _step(rate: float, middle: float) -> float:
-    return float(2 ** (round(STEPS * math.log2(rate / middle)) / STEPS))
+        ratios = (1.0 if s._rate is None else s._rate / middle for s in speeds)
+        return [float(2 ** (round(STEPS * math.log2(ratio)) / STEPS)) for ratio in ratios]

@@ -1,4 +1,4 @@
-"""Ray, if it is installed, started or joined without its noise."""
+"""Ray, if it is installed: started or joined without its noise, and what it raises."""
 
 import contextlib
 import logging
@@ -7,6 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from fedmom.core.errors import FedMomError
@@ -54,10 +55,13 @@ def connect(address: str | None = None) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
+    alone = {"include_dashboard": False} if address == "local" else {}
+    label = "Starting Ray" if alone else f"Joining the Ray cluster at {address}"
     try:
-        _init_quietly(ray, address)
+        with _quietly(), waiting(label):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        if address == "local":
+        if alone:
             raise FedMomError(f"Ray did not start on this machine ({_line(error)}).") from None
         raise FedMomError(
             f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
@@ -70,22 +74,16 @@ def _init(ray: Any, address: str) -> None:
         ) from None
 
 
-def _init_quietly(ray: Any, address: str) -> None:
-    alone = {"include_dashboard": False} if address == "local" else {}
-    with warnings.catch_warnings(), _own_signals():
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Start Ray without its warnings, and keep what this process does at SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings():
         # Ray leaves files to be collected. It starts programs by fork and exec, of which JAX
         # warns as of any fork; between the two, nothing of JAX runs.
         warnings.simplefilter("ignore", ResourceWarning)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        with waiting("Starting Ray" if alone else f"Joining the Ray cluster at {address}"):
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep what this process does at SIGTERM, which Ray would replace."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
+        yield
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
 
@@ -102,3 +100,28 @@ def machines(ray: Any) -> list[int]:
 def room(ray: Any, cpus: int) -> int:
     """Return how many actors with so many CPUs fit the machines: none lies on two of them."""
     return sum(machine // cpus for machine in machines(ray))
+
+
+@lru_cache
+def losses() -> tuple[type[Exception], ...]:
+    """Return what is raised where an actor, its machine or what it sent was lost."""
+    known = package().exceptions
+    return (
+        known.RayActorError,
+        known.NodeDiedError,
+        known.ObjectLostError,
+        known.OutOfMemoryError,
+        known.WorkerCrashedError,
+    )
+
+
+def unwrapped(error: Exception) -> Exception:
+    """Return the error that an actor's work raised, as if it had been raised here.
+
+    Ray wraps it into one whose text is the actor's traceback; that goes along as a note.
+    """
+    cause = getattr(error, "cause", None)
+    if not isinstance(cause, Exception):
+        return error
+    cause.add_note(f"On an actor of the cluster:\n{error}")
+    return cause

@@ -1,7 +1,6 @@
 """Clients on the machines of a Ray cluster: the same rounds, on more cores."""
 
 import itertools
-import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from numpy.typing import NDArray
 from fedmom.algorithms.workload import Workload, check_workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
-from fedmom.runtimes.client_states import ClientStates
-from fedmom.runtimes.cluster import connect, shipping
+from fedmom.runtimes.client_states import Simulated
+from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.actor import ActorReply, Job
-from fedmom.runtimes.cluster.actor_pool import pool_of
+from fedmom.runtimes.cluster.actors import RunActor, RunActors, pool_of
 from fedmom.runtimes.cluster.balance import Speed, deal
-from fedmom.runtimes.cluster.errors import losses, unwrapped
-from fedmom.runtimes.cluster.run_actors import RunActor, RunActors
+from fedmom.runtimes.cluster.connect import losses, unwrapped
 from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.scoring import ClientRange, Scorer
 
@@ -40,7 +37,7 @@ class _Sent:
     clients: list[int]
     broadcast: Any  # its reference
     cost: float
-    is_again: bool = False
+    is_again: bool
 
 
 class _Arrived(NamedTuple):
@@ -51,7 +48,7 @@ class _Arrived(NamedTuple):
     states: dict[str, NDArray[Any]]
 
 
-class RayRuntime:
+class RayRuntime(Simulated):
     """Runs clients on actors of a Ray cluster.
 
     Actors hold the data, mapped into memory or shared by all actors of a machine, and the
@@ -77,8 +74,6 @@ class RayRuntime:
         ...     return fedmom.RayRuntime(workload, address="auto", actors=8)
     """
 
-    runs_method = True
-
     def __init__(
         self,
         workload: Workload,
@@ -94,29 +89,13 @@ class RayRuntime:
                 raise FedMomError(f"{name}={value} must be at least 1.")
         if on_loss not in ("redo", "drop"):
             raise FedMomError(f"on_loss={on_loss} must be redo or drop.")
+        check_workload(workload)
         self._ray = connect.connect(address)
-        from ray import cloudpickle
-
-        self.workload = check_workload(workload)
-        self._data, self._work = workload.data, workload.work
-        self._client = workload.method.client
+        super().__init__(workload, Scorer(workload, {}))
         self._on_loss, self._may_sum, self._sums = on_loss, sums, False
         self._cohort = 0
-        program = shipping.program_of(workload)
-        self._actors = RunActors(
-            self._ray,
-            pool_of(self._ray, cpus),
-            uuid.uuid4().hex,
-            cloudpickle.dumps(program),
-            shipping.store_of(workload.data),
-            shipping.without_names(workload.data),
-            actors,
-        )
-        self._plans = Scorer(workload.model, workload.data, {})
-        self._states = ClientStates(self._client)
+        self._actors = RunActors(self._ray, pool_of(self._ray, cpus), workload, actors)
         self._homes: dict[int, RunActor] = {}  # of clients with a state: who has it as it counts
-        self._asked: list[Question] = []
-        self._committed: list[Question] = []
         self._sent: dict[Any, _Sent] = {}
         self._arrived: deque[_Arrived] = deque()
 
@@ -133,11 +112,6 @@ class RayRuntime:
         """Return nothing: which actor answers first is not known."""
         return ()
 
-    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
-        """Send the clients to the actors."""
-        if len(clients):
-            self._send(Question(round_, deque(clients.tolist()), broadcast))
-
     def replies(self, timeout: float | None = None) -> Iterator[Block | Failure]:
         """Yield replies as they come, until every asked client has answered or failed."""
         while self._sent or self._arrived:
@@ -146,31 +120,22 @@ class RayRuntime:
             while self._arrived:
                 yield self._take(self._arrived.popleft())
 
-    def under_way(self) -> list[tuple[int, int]]:
-        """Return (client, round) of everybody who was asked and has not answered."""
-        return [(client, q.round) for q in self._asked for client in q.clients]
-
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered; actors stop after a client."""
         for ref in self._sent:
             self._ray.cancel(ref)
         self._sent.clear()
         self._arrived.clear()
-        self._asked.clear()
+        super().cancel()
 
     def actors(self) -> list[tuple[str, int]]:
         """Return the node and the process of every actor that can work now."""
         actors = self._actors.ready()
         return self._ray.get([actor.handle.process.remote() for actor in actors])
 
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have samples."""
-        return self._plans.splits
-
     def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
         """Let the actors evaluate a model, each on some of the clients."""
-        plan = self._plans.plan(split, budget)
+        plan = self._scorer.plan(split, budget)
         sent = self._put(params)
         left = plan.parts(len(self._actors.ready()))
         done: dict[ClientRange, Scores] = {}
@@ -186,23 +151,10 @@ class RayRuntime:
                 return _joined([done[part] for part in sorted(done)])
         raise FedMomError(f"Actors were lost {TRIES} times during an evaluation.")
 
-    def commit(self) -> None:
-        """Note that a round is done."""
-        self._states.commit()
-        self._committed = [question.copy() for question in self._asked]
-
-    def snapshot(self) -> Snapshot:
-        """Return the states of the clients seen so far, and who was asked with what."""
-        return Snapshot(self._states.tensors() | in_flight.pack(self._committed))
-
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
         """Resume from a snapshot."""
-        self.cancel()
-        self._states.load(snapshot.tensors, broadcast)
         self._homes.clear()
-        for question in in_flight.unpack(snapshot.tensors, broadcast):
-            self._send(question)
-        self.commit()
+        super().restore(snapshot, broadcast)
 
     def close(self) -> None:
         """Let the actors forget this run. They stay, for the next one of this process."""
@@ -210,7 +162,7 @@ class RayRuntime:
         self._actors.close()
 
     def _send(self, question: Question) -> None:
-        self._asked.append(question)
+        super()._send(question)
         sent = self._put(question.broadcast)
         self._share_out(question, list(question.clients), sent, is_again=False)
 
@@ -230,16 +182,8 @@ class RayRuntime:
             size = len(share) if self._sums else ROWS
             for first in range(0, len(share), size or 1):
                 part = share[first : first + size]
-                self._submit(
-                    _Sent(
-                        actor,
-                        question,
-                        [clients[place] for place in part],
-                        broadcast,
-                        float(costs[part].sum()),
-                        is_again,
-                    )
-                )
+                names, cost = [clients[place] for place in part], float(costs[part].sum())
+                self._submit(_Sent(actor, question, names, broadcast, cost, is_again))
 
     def _cost(self, round_: int, client: int) -> float:
         """Return the samples that a client goes through in a round."""
@@ -248,7 +192,7 @@ class RayRuntime:
 
     def _submit(self, sent: _Sent) -> None:
         foreign = [c for c in sent.clients if self._homes.pop(c, None) is not sent.actor]
-        states = self._states.tensors_of(foreign)
+        states = self.states.tensors_of(foreign)
         cohort = self._cohort or len(sent.question.clients)
         job = Job(sent.question.round, sent.clients, foreign, states, cohort, self._sums)
         run = sent.actor.handle.run
@@ -259,12 +203,9 @@ class RayRuntime:
         done, _ = self._ray.wait(list(self._sent), timeout=timeout)
         for ref in done:
             sent = self._sent.pop(ref)
-            try:
-                reply: ActorReply = self._ray.get(ref)
-            except losses():
+            reply: ActorReply | None = self._got(sent.actor, ref)
+            if reply is None:
                 self._lost(sent)
-            except self._ray.exceptions.RayTaskError as error:
-                raise unwrapped(error) from None
             else:
                 sent.actor.speed.note(sent.cost, reply.seconds)
                 self._arrived += [_Arrived(sent, block, reply.states) for block in reply.blocks]
@@ -279,21 +220,20 @@ class RayRuntime:
         if not question.clients:
             self._asked.remove(question)
         if states:
-            self._states.take(_of_clients(states, names), question.broadcast)
+            rows = np.isin(states["states/clients"], names)
+            own = {name: values[rows] for name, values in states.items()}
+            self.states.take(own, question.broadcast)
             self._homes |= dict.fromkeys(names, sent.actor)
         return answer
 
     def _lost(self, sent: _Sent) -> None:
-        """Go on without an actor: ask its clients again, or count them as failed."""
-        self._actors.lose(sent.actor)
+        """Ask the clients of a lost actor again, or count them as failed."""
         if self._on_loss == "redo" and not sent.is_again:
             self._share_out(sent.question, sent.clients, sent.broadcast, is_again=True)
             return
         reason = "its actor was lost again" if sent.is_again else "its actor was lost"
-        self._arrived += [
-            _Arrived(sent, Failure(client, reason, sent.question.round), {})
-            for client in sent.clients
-        ]
+        failures = (Failure(client, reason, sent.question.round) for client in sent.clients)
+        self._arrived += [_Arrived(sent, failure, {}) for failure in failures]
 
     def _evaluate(
         self, actor: RunActor, params: Any, where: tuple[str, int | None, ClientRange]
@@ -301,31 +241,22 @@ class RayRuntime:
         clients: list[int] = []
         if self._client.personal is not None:
             split, budget, (first, last) = where
-            clients = self._plans.plan(split, budget).clients[first:last].tolist()
-        states = self._states.tensors_of(clients)
+            clients = self._scorer.plan(split, budget).clients[first:last].tolist()
+        states = self.states.tensors_of(clients)
         return actor.handle.evaluate.remote(self._actors.run, params, where, clients, states)
 
-    def _got(self, actor: RunActor, ref: Any) -> Scores | None:
-        """Return scores; None if their actor was lost."""
+    def _got(self, actor: RunActor, ref: Any) -> Any:
+        """Return what an actor sent; None if it was lost, and the run resumes without it."""
         try:
-            scores: Scores = self._ray.get(ref)
+            return self._ray.get(ref)
         except losses():
             self._actors.lose(actor)
             return None
         except self._ray.exceptions.RayTaskError as error:
             raise unwrapped(error) from None
-        return scores
-
-
-def _of_clients(states: dict[str, NDArray[Any]], clients: list[int]) -> dict[str, NDArray[Any]]:
-    rows = np.isin(states["states/clients"], clients)
-    return {name: values[rows] for name, values in states.items()}
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
-    return Scores(
-        np.concatenate([part.samples for part in parts]),
-        np.concatenate([part.evaluated for part in parts]),
-        {name: np.concatenate([part.sums[name] for part in parts]) for name in parts[0].sums},
-        parts[0].metrics,
-    )
+    samples, evaluated, sums, metrics = zip(*parts, strict=True)
+    joined = {name: np.concatenate([each[name] for each in sums]) for name in sums[0]}
+    return Scores(np.concatenate(samples), np.concatenate(evaluated), joined, metrics[0])

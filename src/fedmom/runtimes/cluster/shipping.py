@@ -36,10 +36,6 @@ class Program(NamedTuple):
     seed: int
     rule: Rule | None
 
-    def workload(self, data: FederatedData) -> Workload:
-        """Return what an actor runs on its data."""
-        return Workload(data, self.model, self.algorithm, self.seed)
-
 
 def store_of(data: FederatedData) -> Store | None:
     """Return the packed store that data is mapped from, if it is one, unchanged."""
@@ -67,17 +63,18 @@ def opened(store: Store) -> FederatedData | None:
     return data if data is not None and data.checksum == store.checksum else None
 
 
-def program_of(workload: Workload) -> Program:
+def pickled(workload: Workload) -> bytes:
     """Return what clients compute, with the rule where updates may be added up on their way."""
+    from ray import cloudpickle
+
     algorithm = workload.algorithm._replace(server=NO_SERVER, rule=None)
     rule = workload.method.rule if workload.method.adds_up else None
-    return Program(workload.model, algorithm, workload.seed, rule)
+    return cloudpickle.dumps(Program(workload.model, algorithm, workload.seed, rule))
 
 
 @lru_cache(maxsize=32)
-def loaded(pickled: bytes) -> Program:
+def loaded(program: bytes) -> Program:
     """Return the program that was sent; equal ones are one object, and are compiled once."""
     from ray import cloudpickle
 
-    program: Program = cloudpickle.loads(pickled)
-    return program
+    return cloudpickle.loads(program)

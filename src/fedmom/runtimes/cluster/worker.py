@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Rule, unchanged
+from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
+from fedmom.data.federated import FederatedData
+from fedmom.runtimes import sums
 from fedmom.runtimes.base import Block, Scores
 from fedmom.runtimes.cluster.actor import Job
-from fedmom.runtimes.cluster.shipping import Program, Store, loaded, opened
+from fedmom.runtimes.cluster.shipping import loaded
 from fedmom.runtimes.local import LocalRuntime
-from fedmom.runtimes.sums import AT_ONCE, RunningSum, compiled_add, norms
+from fedmom.runtimes.sums import AT_ONCE, OWN, RunningSum, compiled_add, norms
 
 _add = compiled_add(unchanged)
 
@@ -22,36 +25,28 @@ _add = compiled_add(unchanged)
 class Worker:
     """A local runtime, and the sum of what its clients send."""
 
-    def __init__(self, program: Program, data: Any, workers: int) -> None:
+    def __init__(self, pickled: bytes, data: FederatedData, workers: int) -> None:
+        program = loaded(pickled)
         self._rule = program.rule
-        self._local = LocalRuntime(program.workload(data), workers=workers)
-
-    @classmethod
-    def opened(cls, program: bytes, data: Any, workers: int) -> "Worker | None":
-        """Get ready; None where the data is a store that is not on this machine."""
-        found = opened(data) if isinstance(data, Store) else data
-        return None if found is None else cls(loaded(program), found, workers)
+        self.local = LocalRuntime(Workload(data, *program[:3]), workers=workers)
 
     def run(
         self, job: Job, broadcast: Any, cancelled: Callable[[], bool]
     ) -> tuple[list[Block], dict[str, NDArray[Any]]]:
         """Work for the clients of a job; return their replies and new states."""
-        states = self._local.states
-        sent = jax.device_put(broadcast, jax.devices()[0])
-        states.drop(job.foreign)
-        states.take(job.states, sent)
-        self._local.prepare(job.cohort, sums=False)
-        self._local.ask(job.round, np.array(job.clients), sent)
+        sent = self._received(broadcast, job.foreign, job.states)
+        self.local.prepare(job.cohort, sums=False)
+        self.local.ask(job.round, np.array(job.clients), sent)
         collected = _Collected(self._rule if job.sums else None)
         try:
-            for block in self._local.replies():
+            for block in self.local.replies():
                 collected.add(block)
                 if cancelled():
                     break
         finally:
-            self._local.cancel()
-        states.commit()  # what counts, the driver decides
-        return collected.blocks(), states.tensors_of(job.clients)
+            self.local.cancel()
+        self.local.states.commit()  # what counts, the driver decides
+        return collected.blocks(), self.local.states.tensors_of(job.clients)
 
     def evaluate(
         self,
@@ -60,15 +55,15 @@ class Worker:
         foreign: list[int],
         states: dict[str, NDArray[Any]],
     ) -> Scores:
-        """Evaluate a model on some clients."""
-        sent = jax.device_put(params, jax.devices()[0])
-        self._local.states.drop(foreign)
-        self._local.states.take(states, sent)
-        return self._local.evaluate(sent, *where)
+        """Evaluate a model on some clients; ``where`` is the split, the budget and the part."""
+        return self.local.evaluate(self._received(params, foreign, states), *where)
 
-    def close(self) -> None:
-        """End the threads."""
-        self._local.close()
+    def _received(self, tree: Any, foreign: list[int], states: dict[str, NDArray[Any]]) -> Any:
+        """Return arrays that were sent, on this device, and take the states that came along."""
+        sent = jax.device_put(tree, jax.devices()[0])
+        self.local.states.drop(foreign)
+        self.local.states.take(states, sent)
+        return sent
 
 
 class _Collected:
@@ -86,13 +81,11 @@ class _Collected:
 
     def add(self, block: Block) -> None:
         if self._rule is None or not _all_float(block.update):
-            self._apart.append(_as_numpy(block))
+            self._apart.append(_rows(block, slice(None)))
             return
-        norm = block.metrics.get("norm")
-        norm = norms(block.update) if norm is None else norm
-        good = np.isfinite(np.asarray(block.metrics["loss"])) & np.isfinite(np.asarray(norm))
+        good = sums.finite_rows(block.metrics["loss"], sums.norms_of(block))
         if not good.all():
-            self._apart.append(_as_numpy(_rows(block, ~good)))
+            self._apart.append(_rows(block, ~good))
             block = _rows(block, good)
         if len(block.clients):
             weights = np.asarray(self._rule.weigh(block.samples), np.float32)
@@ -111,19 +104,12 @@ class _Collected:
         samples = np.concatenate([block.samples for block in self._summed])
         weights = self._rule.weigh(samples)
         update, loss, norm = jax.tree.map(np.asarray, _mean(total, np.float32(weights.sum())))
-        metrics = {"loss": loss, "norm": norm} | self._metrics(weights)
+        metrics = {"loss": loss, "norm": norm}
+        for name in (n for n in self._summed[0].metrics if n not in OWN):
+            values = np.concatenate([np.asarray(b.metrics[name]) for b in self._summed])
+            metrics[name] = np.array([weights @ values / weights.sum()])
         version, members = self._summed[0].version, np.array([len(clients)])
-        whole = Block(clients, update, samples, metrics, version, members)
-        return [whole, *self._apart]
-
-    def _metrics(self, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Return the weighted means of what else the clients report."""
-        names = [n for n in self._summed[0].metrics if n not in ("loss", "norm")]
-        whole = {
-            name: np.concatenate([np.asarray(b.metrics[name]) for b in self._summed])
-            for name in names
-        }
-        return {n: np.array([weights @ values / weights.sum()]) for n, values in whole.items()}
+        return [Block(clients, update, samples, metrics, version, members), *self._apart]
 
 
 def _all_float(update: Params) -> bool:
@@ -131,19 +117,14 @@ def _all_float(update: Params) -> bool:
     return all(leaf.dtype in (jnp.float32, jnp.float64) for leaf in jax.tree.leaves(update))
 
 
-def _rows(block: Block, keep: NDArray[np.bool_]) -> Block:
-    """Return some rows of a block that has a client in each."""
+def _rows(block: Block, keep: NDArray[np.bool_] | slice) -> Block:
+    """Return some rows of a block that has a client in each, as NumPy's arrays."""
     update, metrics = jax.tree.map(
         lambda leaf: np.asarray(leaf)[keep], (block.update, dict(block.metrics))
     )
     return block._replace(
         clients=block.clients[keep], update=update, samples=block.samples[keep], metrics=metrics
     )
-
-
-def _as_numpy(block: Block) -> Block:
-    update, metrics = jax.tree.map(np.asarray, (block.update, dict(block.metrics)))
-    return block._replace(update=update, metrics=metrics)
 
 
 @jax.jit

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,10 @@ from fedmom.core.files import parse_json
 DEVICES, EVENTS = "devices.json", "devices.jsonl"
 
 
-def writer(folder: Path) -> Callable[[dict[str, Any]], None]:
-    """Return what adds an event to a run folder."""
-
-    def write(event: dict[str, Any]) -> None:
-        with (folder / EVENTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
-
-    return write
+def write(folder: Path, event: dict[str, Any]) -> None:
+    """Add an event to a run folder."""
+    with (folder / EVENTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
@@ -25,7 +25,36 @@ SECONDS_BETWEEN_NEWS = 10.0
 SECONDS_TO_MEND = 30.0
 MOST_VALUES = 2**24  # numbers in one input, and labels: more is no claim to believe
 LONGEST_NAME = 100
+LONGEST_DEADLINE = 30 * 24 * 3600
 DIGITS = tuple("0123456789")
+
+
+class DeviceOptions(NamedTuple):
+    """What a server asks of its devices: the options of the runtime.
+
+    Args:
+        devices: How many must be there before a run begins.
+        deadline: Seconds that a device has to answer.
+        least: The fewest replies that make a round.
+        max_samples: The most samples that a device may claim.
+    """
+
+    devices: int = 1
+    deadline: float = 600.0
+    least: int = 1
+    max_samples: int = 1_000_000
+
+    def checked(self) -> "DeviceOptions":
+        """Return the options, if they are possible."""
+        for name, value in self._asdict().items():
+            if name != "deadline" and value < 1:
+                raise FedMomError(f"flower: {name}={value} must be at least 1.")
+        if not 0 < self.deadline <= LONGEST_DEADLINE:
+            raise FedMomError(
+                f"flower: deadline={self.deadline} must be a number of seconds greater than 0, at"
+                f" most {LONGEST_DEADLINE:,}."
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -78,8 +107,7 @@ def from_json(content: bytes, link: Link | None = None) -> DeviceData:
     """Return the population that a run folder remembers."""
     try:
         known = parse_json(content)
-        kind, shape, classes, *task = known["features"]  # no task in folders of earlier versions
-        features = _checked_features(kind, shape, classes, *task)
+        features = _checked_features(*known["features"])  # no task in folders of earlier versions
         devices = [_checked(Device(**device)) for device in known["devices"]]
         if not devices:
             raise ValueError("there are no devices")
@@ -140,19 +168,15 @@ def _ask(
         for reply in link.take(list(asked), 0):
             node = asked.pop(reply.asked)
             try:
-                known[node.key] = _believed(node, reply.content, reply.fault, max_samples)
+                known[node.key] = _believed(node, reply.got(), max_samples)
             except UnusableReplyError as error:
                 say(f"{node.name} does not take part: {error}.")
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return known
 
 
-def _believed(
-    node: Node, content: RecordDict | None, fault: str, max_samples: int
-) -> tuple[Device, Features]:
+def _believed(node: Node, content: RecordDict, max_samples: int) -> tuple[Device, Features]:
     """Return what a device says of itself, if that can be."""
-    if content is None:
-        raise UnusableReplyError(fault)
     train, test = (number(content, split, int) for split in ("train", "test"))
     if not (1 <= train <= max_samples and 0 <= test <= max_samples):
         raise UnusableReplyError(

@@ -15,12 +15,9 @@ from fedmom.core.types import Params
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.devices import wire
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, online
-from fedmom.runtimes.devices.options import DeviceOptions, checked
-from fedmom.runtimes.devices.population import DeviceData
-from fedmom.runtimes.devices.replies import Sums, all_sums, block, taken
-from fedmom.runtimes.devices.state_folder import NEW
-from fedmom.runtimes.devices.wire import UnusableReplyError
+from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS
+from fedmom.runtimes.devices.population import DeviceData, DeviceOptions
+from fedmom.runtimes.devices.wire import NEW, Sums, UnusableReplyError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
 
@@ -59,7 +56,7 @@ class DeviceRuntime:
         least: int = 1,
         max_samples: int = 1_000_000,
     ) -> None:
-        checked(DeviceOptions(devices, deadline, least, max_samples))
+        DeviceOptions(devices, deadline, least, max_samples).checked()
         data = workload.data
         if not isinstance(data, DeviceData) or data.link is None:
             raise FedMomError(
@@ -121,7 +118,7 @@ class DeviceRuntime:
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered."""
         for question in self._asked.values():
-            self._note("too late", question.client, question.round)
+            self._note("too late", *question[:2])
         self._link.forget(self._asked)
         self._asked, self._failed = {}, []
 
@@ -160,10 +157,8 @@ class DeviceRuntime:
         """Return whose state counts after which round, and who was asked with what."""
         if self._saved[-1] != self._rounds:
             self._saved = [self._saved[-1], dict(self._rounds)]
-        tensors: dict[str, Any] = {}
-        if self._rounds:
-            pairs = sorted(self._rounds.items())
-            tensors["devices/state_of"] = np.array(pairs, np.int64)
+        rounds = np.array(sorted(self._rounds.items()), np.int64)
+        tensors = {"devices/state_of": rounds} if self._rounds else {}
         return Snapshot(tensors | in_flight.pack(in_flight.of_clients(self._committed)))
 
     def restore(self, snapshot: Snapshot, broadcast: Any) -> None:
@@ -172,13 +167,12 @@ class DeviceRuntime:
         self._rounds = dict(tensors.get("devices/state_of", np.zeros((0, 2), int)).tolist())
         self._changed, self._saved = {}, [dict(self._rounds), dict(self._rounds)]
         self._asked, self._failed = {}, []
-        questions = [
+        self._committed = [
             _Question(client, asked.round, asked.broadcast)
             for asked in in_flight.unpack(tensors, broadcast)
             for client in asked.clients
         ]
-        self._send(questions)
-        self._committed = questions
+        self._send(self._committed)
 
     def close(self) -> None:
         """Stop waiting for replies."""
@@ -189,7 +183,9 @@ class DeviceRuntime:
 
     def _online(self) -> dict[int, int]:
         """Return the node of every client that is online; take note of who has come and gone."""
-        nodes = online(self._link.nodes(), [device.key for device in self._data.devices])
+        ids = {node.key: node.id for node in self._link.nodes()}
+        keys = [device.key for device in self._data.devices]
+        nodes = {client: ids[key] for client, key in enumerate(keys) if key in ids}
         if nodes.keys() != self._there:
             self._there = set(nodes)
             self._tell("online", clients=sorted(nodes))
@@ -210,7 +206,7 @@ class DeviceRuntime:
             message = sent.get(nodes.get(question.client, NEW))
             if message:
                 self._asked[message] = question
-                self._note("asked", question.client, question.round)
+                self._note("asked", *question[:2])
             else:
                 self._fail(question, "it is offline")
 
@@ -219,55 +215,38 @@ class DeviceRuntime:
         client, round_, broadcast = question
         if id(broadcast) not in models:
             models[id(broadcast)] = wire.arrays_of(broadcast)
-        task = ConfigRecord(
-            {
-                **self._link.settings,
-                "run": self._data.run,
-                "client": client,
-                "round": round_,
-                "state": self._state_of(client),
-                "oldest": self._saved[0].get(client, NEW),
-            }
-        )
+        task = self._task(client, round=round_, oldest=self._saved[0].get(client, NEW))
         return RecordDict({wire.MODEL: models[id(broadcast)], wire.TASK: task})
 
-    def _state_of(self, client: int) -> int:
-        """Return the round whose state a client has now, be it committed or not."""
-        return self._changed.get(client, self._rounds.get(client, NEW))
+    def _task(self, client: int, **more: int) -> ConfigRecord:
+        """Return what a device is told: the run's settings, and what is this client's own."""
+        state = self._changed.get(client, self._rounds.get(client, NEW))  # be it committed or not
+        own: dict[str, Any] = {"run": self._data.run, "client": client, "state": state}
+        return ConfigRecord({**self._link.settings, **own, **more})
 
     def _answers(self) -> Iterator[Block]:
         """Yield the replies that are there and can be used; note the others as failures."""
         if not self._asked:
             return
-        form = self._form(next(iter(self._asked.values())).broadcast)
+        method, broadcast = self.workload.method, next(iter(self._asked.values())).broadcast
+        form = method.forms(broadcast)[-1]
+        keeps_state = bool(jax.tree.leaves(jax.eval_shape(method.client.init, broadcast)))
         for answered in self._link.take(list(self._asked), wire.bytes_of(form)):
             question = self._asked.pop(answered.asked)
             try:
-                reply = block(question.client, question.round, answered, form)
+                reply = wire.block(*question[:2], answered.got(), form)
             except UnusableReplyError as error:
                 self._fail(question, str(error))
                 continue
-            if self._keeps_state(question.broadcast):
+            if keeps_state:
                 self._changed[question.client] = question.round
-            self._note(
-                "answered",
-                question.client,
-                question.round,
-                seconds=round(answered.seconds, 3),
-                bytes=answered.bytes,
-            )
+            took = round(answered.seconds, 3)
+            self._note("answered", *question[:2], seconds=took, bytes=answered.bytes)
             yield reply
-
-    def _keeps_state(self, broadcast: Any) -> bool:
-        return bool(jax.tree.leaves(jax.eval_shape(self.workload.method.client.init, broadcast)))
-
-    def _form(self, broadcast: Any) -> Params:
-        """Return the shapes and types of a reply."""
-        return self.workload.method.forms(broadcast)[-1]
 
     def _fail(self, question: _Question, reason: str) -> None:
         self._failed.append((question, reason))
-        self._note("failed", question.client, question.round, reason=reason)
+        self._note("failed", *question[:2], reason=reason)
 
     def _failures(self) -> Iterator[Failure]:
         """Tell of those who failed."""
@@ -285,37 +264,33 @@ class DeviceRuntime:
     def _ask_again(self, good: int) -> None:
         """Repeat a round for those who failed."""
         again, self._failed = [question for question, _ in self._failed], []
-        self._tell(
-            "repeated",
-            round=again[0].round + 1,
-            clients=[question.client for question in again],
-            reason=f"{good} of at least {self._least} replies",
-        )
+        clients, reason = [q.client for q in again], f"{good} of at least {self._least} replies"
+        self._tell("repeated", round=again[0].round + 1, clients=clients, reason=reason)
         self._send(again)
 
     def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
         """Ask everybody who is online; return the scores on every split that somebody has."""
-        takes = {s: taken(self._data.split(s).size, budget) for s in self.splits}
+        takes = {s: wire.taken(self._data.split(s).size, budget) for s in self.splits}
         nodes = self._online()
-        contents = {
-            node: RecordDict({wire.MODEL: model, wire.TASK: self._evaluation(client, takes)})
-            for client, node in nodes.items()
-        }
-        clients = {node: client for client, node in nodes.items()}
+        contents = {}
+        for client, node in nodes.items():
+            task = self._task(client, **{s: int(count[client]) for s, count in takes.items()})
+            contents[node] = RecordDict({wire.MODEL: model, wire.TASK: task})
         sent = self._link.send(MessageType.EVALUATE, contents, self._deadline)
-        asked = {message: clients[node] for node, message in sent.items() if message}
+        asked = {sent[node]: client for client, node in nodes.items() if sent[node]}
         told: dict[str, dict[int, Sums]] = {split: {} for split in takes}
         most = len(takes) * (1 + len(self._metrics)) * wire.BYTES_OF_A_ROW
         while asked:
             for answered in self._link.take(list(asked), most):
                 client = asked.pop(answered.asked)
                 try:
-                    for split, sums in all_sums(answered, takes, client, self._metrics).items():
-                        told[split][client] = sums
+                    sums = wire.all_sums(answered.got(), takes, client, self._metrics)
                 except UnusableReplyError as error:
                     self._note("failed", client, reason=str(error))
-                else:
-                    self._note("evaluated", client, seconds=round(answered.seconds, 3))
+                    continue
+                self._note("evaluated", client, seconds=round(answered.seconds, 3))
+                for split, found in sums.items():
+                    told[split][client] = found
             if asked:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         return {
@@ -324,20 +299,11 @@ class DeviceRuntime:
             if sums
         }
 
-    def _evaluation(self, client: int, takes: Mapping[str, Clients]) -> ConfigRecord:
-        counts = {split: int(count[client]) for split, count in takes.items()}
-        who = {"client": client, "state": self._state_of(client)}
-        return ConfigRecord({**self._link.settings, "run": self._data.run, **who, **counts})
-
     def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
         """Put together what devices measured, leaving out those who measured something else."""
         usual, _ = Counter(map(_form, told.values())).most_common(1)[0]
         alike = {client: sums for client, sums in told.items() if _form(sums) == usual}
-        finite = {
-            client: sums
-            for client, sums in alike.items()
-            if all(np.isfinite(values).all() for values in sums.values())
-        }
+        finite = {k: v for k, v in alike.items() if np.isfinite(np.hstack([*v.values()])).all()}
         kept = finite or alike  # nobody's is: the model's own fault, which the caller tells
         for client in told.keys() - kept.keys():
             self._note("failed", client, reason="its sums are not finite, or not those asked for")

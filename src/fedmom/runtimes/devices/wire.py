@@ -1,7 +1,11 @@
-"""Trees of arrays as Flower's records, and back. What comes back is checked, never trusted."""
+"""What goes over the wire: trees of arrays and numbers as Flower's records, and back.
+
+What devices send is checked, never trusted: every number, before it counts.
+"""
 
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +15,22 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedmom.core.types import Params
+from fedmom.models.metrics import Metric
+from fedmom.runtimes.base import Block, Clients
+from fedmom.runtimes.scoring import cap
 
 MODEL, TASK, UPDATE, FACTS = "model", "task", "update", "facts"  # the names of records
+NEW = -1  # in place of a round: a client that has no state yet
 HEADER = 4096  # bytes: more than NumPy writes before an array's numbers
+HEADERS = {  # what reads one, by the version of NumPy's format
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+MOST_METRICS = 100
+LONGEST_ROW = 100_000  # numbers that a metric may be made of
+BYTES_OF_A_ROW = 8 * LONGEST_ROW
+METRIC = r"(?!norm$)[A-Za-z][\w./-]{0,63}"  # the norm is measured by the server
+Sums = dict[str, float | list[float]]  # by metric, over a client's samples
 
 
 class UnusableReplyError(Exception):
@@ -44,9 +61,8 @@ def tree_of(content: RecordDict, name: str, form: Params) -> Params:
         raise UnusableReplyError(
             f"it has {len(record)} arrays, not {len(leaves)} named 0 to {len(leaves) - 1}"
         )
-    return jax.tree.unflatten(
-        structure, [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
-    )
+    read = [_read(record[str(i)], leaf) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, read)
 
 
 def named_arrays(
@@ -78,18 +94,13 @@ def size_of(content: RecordDict) -> int:
     return sum(arrays) + sum(len(record.deflate()) for record in others)
 
 
-LONGEST_ROW = 100_000  # numbers that a metric may be made of
-BYTES_OF_A_ROW = 8 * LONGEST_ROW
-
-
 def number(content: RecordDict, name: str, kind: type) -> Any:
     """Return a number that a device tells.
 
     Raises:
         UnusableReplyError: It is missing, or of another type.
     """
-    facts = content.get(FACTS)
-    found = facts.get(name) if isinstance(facts, MetricRecord) else None
+    found = _told(content, name)
     if type(found) is not kind:
         raise UnusableReplyError(f"it does not tell {name} as a number of type {kind.__name__}")
     return found
@@ -101,12 +112,82 @@ def numbers(content: RecordDict, name: str) -> float | list[float]:
     Raises:
         UnusableReplyError: It is missing, too long, or of another type.
     """
-    facts = content.get(FACTS)
-    found = facts.get(name) if isinstance(facts, MetricRecord) else None
+    found = _told(content, name)
     row = found if isinstance(found, list) else [found]
     if not 0 < len(row) <= LONGEST_ROW or any(type(value) is not float for value in row):
         raise UnusableReplyError(f"it does not tell {name} as numbers of type float")
-    return found  # type: ignore[return-value]
+    return found
+
+
+def _told(content: RecordDict, name: str) -> Any:
+    facts = content.get(FACTS)
+    return facts.get(name) if isinstance(facts, MetricRecord) else None
+
+
+def block(client: int, round_: int, content: RecordDict, form: Params) -> Block:
+    """Return a reply as the loop takes it.
+
+    Args:
+        client: Who was asked.
+        round_: The round.
+        content: What came back.
+        form: The shapes and types of an update.
+
+    Raises:
+        UnusableReplyError: It is not what was asked for.
+    """
+    update = tree_of(content, UPDATE, form)
+    samples = number(content, "samples", int)
+    metrics = _metrics(content)
+    if not 0 <= samples < 2**62:
+        raise UnusableReplyError("it claims a number of samples that nobody has")
+    return Block(
+        clients=np.array([client]),
+        update=jax.tree.map(lambda leaf: leaf[None], update),
+        samples=np.array([samples]),
+        metrics={name: np.array([value], np.float32) for name, value in metrics.items()},
+        version=round_,
+    )
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    """Return the loss, and what else a device reports of its training."""
+    loss = number(content, "loss", float)
+    names = [name for name in content.metric_records[FACTS] if name not in ("loss", "samples")]
+    if len(names) > MOST_METRICS or not all(re.fullmatch(METRIC, name) for name in names):
+        raise UnusableReplyError("it reports too many metrics, or names that no metric has")
+    return {"loss": loss} | {name: number(content, name, float) for name in names}
+
+
+def taken(sizes: Clients, budget: int | None) -> Clients:
+    """Return how many of its samples every client evaluates."""
+    return np.minimum(sizes, cap(sizes[sizes > 0], budget))
+
+
+def all_sums(
+    content: RecordDict, takes: Mapping[str, Clients], client: int, metrics: Sequence[Metric]
+) -> dict[str, Sums]:
+    """Return a device's sums on every split that it has samples of."""
+    counts = {split: int(count[client]) for split, count in takes.items()}
+    return {
+        split: _sums(content, split, count, metrics) for split, count in counts.items() if count
+    }
+
+
+def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metric]) -> Sums:
+    """Return a device's sums over its samples of a split."""
+    evaluated = number(content, f"{split}/evaluated", int)
+    if evaluated != expected:
+        raise UnusableReplyError(f"it evaluated {evaluated} {split} samples, not {expected}")
+    names = ("loss", *(metric.name for metric in metrics))
+    sums = {name: numbers(content, f"{split}/sum/{name}") for name in names}
+    if not isinstance(sums["loss"], float):
+        raise UnusableReplyError("it does not tell its loss as one number")
+    for metric in metrics:
+        right = sums[metric.name]
+        if metric.hits and not (isinstance(right, float) and 0 <= right <= evaluated):
+            raise UnusableReplyError(f"it claims to be right on {right} of {evaluated}")
+    return sums
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
@@ -125,22 +206,18 @@ def _read(array: Array, expected: Any) -> NDArray[Any]:
     wire = _wire_type(dtype)
     if tuple(array.shape) != shape or array.dtype != str(wire):
         raise UnusableReplyError(
-            f"it has an array {_short(array.dtype)} of shape {_shape(array.shape)},"
+            f"it has an array {_short(array.dtype)} of shape {_short(tuple(array.shape))},"
             f" not {wire} of shape {shape}"
         )
     file = io.BytesIO(array.data)
     try:
         version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        found, fortran, inside = read(file)
+        found, fortran, inside = HEADERS[version](file)
     except (ValueError, KeyError, EOFError, SyntaxError, TypeError):
         raise UnusableReplyError("it has an array that cannot be read") from None
     if found != shape or inside != wire:
         raise UnusableReplyError(
-            f"it has an array that is {_short(inside)} of shape {_shape(found)} inside,"
+            f"it has an array that is {_short(inside)} of shape {_short(found)} inside,"
             f" not {wire} of shape {shape}"
         )
     content = array.data[file.tell() :]
@@ -148,10 +225,6 @@ def _read(array: Array, expected: Any) -> NDArray[Any]:
         raise UnusableReplyError(f"it has an array of {len(content)} bytes, for shape {shape}")
     flat = np.frombuffer(content, wire).reshape(shape, order="F" if fortran else "C")
     return np.ascontiguousarray(flat).view(dtype).reshape(shape)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return _short(tuple(shape))
 
 
 def _short(text: Any) -> str:
