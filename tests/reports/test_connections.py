@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html import live
+from fedmom.reports import live
 
 
 def view():

@@ -19,10 +19,19 @@ from playwright.sync_api import sync_playwright
 
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
-from fedmom.reports import run_page
+from fedmom.reports import live, run_page
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Grid, Heat, Line
-from fedmom.reports.html import Section, Settings, Status, Verdict, Words, live
-from fedmom.reports.html.render import content, for_script, render, write_page
+from fedmom.reports.html import (
+    Section,
+    Settings,
+    Status,
+    Verdict,
+    Words,
+    content,
+    for_script,
+    render,
+    write_page,
+)
 from tests.reports.runs import accuracy, eval_rows, make_run, round_row
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

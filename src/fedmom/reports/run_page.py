@@ -15,9 +15,8 @@ from fedmom.experiments.results import (
 )
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Figure, Grid, colours_of
-from fedmom.reports.html import Part, Section, Settings, Words
-from fedmom.reports.html.live import View
-from fedmom.reports.html.render import write_page
+from fedmom.reports.html import Part, Section, Settings, Words, write_page
+from fedmom.reports.live import View
 
 SECONDS_TO_WORRY = 30.0
 EARLY = ("diverged", "stopped", "unfinished")  # the statuses of runs that are not whole

@@ -12,8 +12,7 @@ from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
 from fedmom.reports import drawing
 from fedmom.reports.charts import Figure, Grid, colours_of
-from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words
-from fedmom.reports.html.render import write_page
+from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words, write_page
 from fedmom.reproduction import figures, findings, paper_tables, plan, runner, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale

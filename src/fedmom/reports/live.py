@@ -1,6 +1,7 @@
 """The page of a run in progress, served to browsers on this machine only."""
 
 import contextlib
+import json
 import socket
 import sys
 import threading
@@ -11,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html import Section
-from fedmom.reports.html.render import content, render, to_json
+from fedmom.reports.html import Section, content, render
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
@@ -171,10 +171,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403, "Only for browsers on this machine")
             return
         path = self.path.partition("?")[0]
-        if path == "/":
+        if path == "/data.json":
+            self._answer("application/json", json.dumps(self._news(), allow_nan=False).encode())
+        elif path == "/":
             self._send_page()
-        elif path == "/data.json":
-            self._answer("application/json", self._news())
         else:
             self.send_error(404)
 
@@ -186,16 +186,16 @@ class _Handler(BaseHTTPRequestHandler):
             view = self.server.source.view()
         except FedMomError:  # as for the news; a reload may find the folder again
             self.send_error(503, "The run cannot be read")
-            return
-        page = render(view.title, view.sections, view.about, live=True)
-        self._answer("text/html; charset=utf-8", page)
+        else:
+            page = render(view.title, view.sections, view.about, live=True)
+            self._answer("text/html; charset=utf-8", page)
 
-    def _news(self) -> bytes:
+    def _news(self) -> dict[str, Any]:
         try:
             view = self.server.source.view()
         except FedMomError as error:  # the folder is gone, say
-            return to_json({"state": "lost", "text": str(error)})
-        return to_json({"state": view.state, "text": view.text, **content(view.sections)})
+            return {"state": "lost", "text": str(error)}
+        return {"state": view.state, "text": view.text, **content(view.sections)}
 
     def _answer(self, kind: str, body: bytes) -> None:
         self.send_response(200)
