@@ -163,15 +163,14 @@ def add_device(deployment: Deployment, name: str) -> Path:
 def open_deployment(path: Path) -> Deployment:
     """Return the deployment in a folder."""
     file = path / "server" / SERVER
-    facts = _facts(file, "a deployment. Make one: fedmom deploy init")
-    address, listen = _address(file, facts, "address"), _address(file, facts, "listen")
-    host, _ = split_address(listen)
-    if not is_loopback(host):
+    needed = "a deployment. Make one: fedmom deploy init"
+    facts = _facts(file, needed, addresses=("address", "listen"))
+    if not is_loopback(split_address(facts["listen"])[0]):
         raise FedMomError(
-            f"{file}: listen = {listen!r} would let others reach Flower's Control API, which starts"
-            f" runs for any caller. Write {INSIDE!r}, and let devices in with nginx."
+            f"{file}: listen = {facts['listen']!r} would let others reach Flower's Control API,"
+            f" which starts runs for any caller. Write {INSIDE!r}, and let devices in with nginx."
         )
-    return Deployment(path.resolve(), address, listen, _flag(file, facts))
+    return Deployment(path.resolve(), facts["address"], facts["listen"], facts["insecure"])
 
 
 def open_device(path: Path, server: str | None = None) -> DeviceFolder:
@@ -181,16 +180,16 @@ def open_device(path: Path, server: str | None = None) -> DeviceFolder:
         path: The folder.
         server: Another address of the server than the folder says.
     """
-    facts = _facts(path / DEVICE, "what a device needs. Copy it from the server's devices/")
-    name = _text(path / DEVICE, facts, "name")
-    address = server or _address(path / DEVICE, facts, "server")
-    insecure = _flag(path / DEVICE, facts)
+    file = path / DEVICE
+    needed = "what a device needs. Copy it from the server's devices/"
+    facts = _facts(file, needed, ("name",), () if server else ("server",))
+    address = server or facts["server"]
     host, _ = split_address(address)
-    if insecure and not is_loopback(host):
+    if facts["insecure"] and not is_loopback(host):
         raise FedMomError(
-            f"{path / DEVICE}: insecure is for trials on one machine, and {host} is another."
+            f"{file}: insecure is for trials on one machine, and {host} is another."
         )
-    return DeviceFolder(path.resolve(), name, address, insecure)
+    return DeviceFolder(path.resolve(), facts["name"], address, facts["insecure"])
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -234,34 +233,23 @@ def _write_templates(deployment: Deployment, port: int, devices: int) -> None:
         (deployment.path / place).write_text(environment.from_string(text).render(values))
 
 
-def _facts(file: Path, what: str) -> dict[str, object]:
+def _facts(
+    file: Path, needed: str, texts: Sequence[str] = (), addresses: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a file says, which must have some texts and addresses."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        facts = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FedMomError(f"{file.parent} does not hold {what}.") from None
+        raise FedMomError(f"{file.parent} does not hold {needed}.") from None
     except (ValueError, RecursionError) as error:
         raise FedMomError(f"{file} is not valid TOML: {error}.") from None
-
-
-def _text(file: Path, facts: dict[str, object], key: str) -> str:
-    found = facts.get(key)
-    if not isinstance(found, str) or not found:
-        raise FedMomError(f"{file} has no text {key!r}. Restore it from a copy.")
-    return found
-
-
-def _address(file: Path, facts: dict[str, object], key: str) -> str:
-    text = _text(file, facts, key)
-    try:
-        split_address(text)
-        return text
-    except FedMomError as error:
-        raise FedMomError(f"{file}, {key}: {error}") from None
-
-
-def _flag(file: Path, facts: dict[str, object]) -> bool:
-    """Return whether there is no TLS: only true means that, not "false" or 0."""
-    found = facts.get("insecure", False)
-    if not isinstance(found, bool):
-        raise FedMomError(f"{file}: insecure must be true or false, not {found!r}.")
-    return found
+    for key in (*texts, *addresses):
+        if not isinstance(facts.get(key), str) or not facts[key]:
+            raise FedMomError(f"{file} has no text {key!r}. Restore it from a copy.")
+    for key in addresses:
+        with prefixed(f"{file}, {key}: "):
+            split_address(facts[key])
+    # Only true means no TLS, not "false" or 0.
+    if not isinstance(facts.setdefault("insecure", False), bool):
+        raise FedMomError(f"{file}: insecure must be true or false, not {facts['insecure']!r}.")
+    return facts
