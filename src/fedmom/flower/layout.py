@@ -10,9 +10,11 @@ import ipaddress
 import re
 import shutil
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -125,6 +127,8 @@ def create(path: Path, address: str, devices: int, *, insecure: bool = False) ->
 
 def _fill(deployment: Deployment, devices: int) -> None:
     """Write the files of a new deployment."""
+    from jinja2 import Environment, StrictUndefined
+
     host, port = split_address(deployment.address)
     for folder in ("app/fedmom_app", "server/keys", "server/flwr", "devices", "runs"):
         (deployment.path / folder).mkdir(parents=True, exist_ok=True)
@@ -134,12 +138,13 @@ def _fill(deployment: Deployment, devices: int) -> None:
 
         hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
         certificates.write_server(deployment.server, list(hosts))
-    _write_templates(deployment, port, max(1, devices))
-    facts = {
-        "address": deployment.address,
-        "listen": deployment.listen,
-        "insecure": deployment.insecure,
-    }
+    values = {"server": deployment.server.resolve(), "port": port, "devices": max(1, devices)}
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    for name, place in TEMPLATES.items():
+        text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
+        shown = environment.from_string(text).render(**vars(deployment) | values)
+        (deployment.path / place).write_text(shown)
+    facts = {key: getattr(deployment, key) for key in ("address", "listen", "insecure")}
     (deployment.server / SERVER).write_text(tomli_w.dumps(facts))
     for number in range(1, devices + 1):
         add_device(deployment, f"device-{number}")
@@ -186,14 +191,12 @@ def open_device(path: Path, server: str | None = None) -> DeviceFolder:
     address = server or facts["server"]
     host, _ = split_address(address)
     if facts["insecure"] and not is_loopback(host):
-        raise FedMomError(
-            f"{file}: insecure is for trials on one machine, and {host} is another."
-        )
+        raise FedMomError(f"{file}: insecure is for trials on one machine, and {host} is another.")
     return DeviceFolder(path.resolve(), facts["name"], address, facts["insecure"])
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of an address.
+def split_address(address: str, where: str = "") -> tuple[str, int]:
+    """Return the host and the port of an address; ``where`` begins the message if it is none.
 
     Examples:
         >>> split_address("fl.example.org:9443")
@@ -204,7 +207,7 @@ def split_address(address: str) -> tuple[str, int]:
     allowed = host and address.isascii() and all(c.isalnum() or c in ".-" for c in host)
     if not (colon and allowed and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
         raise FedMomError(
-            f"{address!r} is not an address. Write host:port, such as fl.example.org:9443."
+            f"{where}{address!r} is not an address. Write host:port, such as fl.example.org:9443."
         )
     return host, int(port)
 
@@ -215,22 +218,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _write_templates(deployment: Deployment, port: int, devices: int) -> None:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    values = {
-        "server": deployment.server.resolve(),
-        "listen": deployment.listen,
-        "port": port,
-        "devices": devices,
-        "insecure": deployment.insecure,
-    }
-    for name, place in TEMPLATES.items():
-        text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
-        (deployment.path / place).write_text(environment.from_string(text).render(values))
 
 
 def _facts(
@@ -247,8 +234,7 @@ def _facts(
         if not isinstance(facts.get(key), str) or not facts[key]:
             raise FedMomError(f"{file} has no text {key!r}. Restore it from a copy.")
     for key in addresses:
-        with prefixed(f"{file}, {key}: "):
-            split_address(facts[key])
+        split_address(facts[key], f"{file}, {key}: ")
     # Only true means no TLS, not "false" or 0.
     if not isinstance(facts.setdefault("insecure", False), bool):
         raise FedMomError(f"{file}: insecure must be true or false, not {facts['insecure']!r}.")
