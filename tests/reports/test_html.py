@@ -376,9 +376,9 @@ def test_a_folder_that_goes_away_is_told(served, begun, monkeypatch):
 def test_a_port_that_is_taken_is_told_and_the_usual_one_has_a_fallback(served, monkeypatch):
     port = served.server_port
     with pytest.raises(FedMomError, match=f"--port {port} cannot be used"):
-        live.open_server(served.source.view, port)
+        live.open_server(served.view, port)
     with pytest.raises(FedMomError, match="--port 99999999 cannot be used"):
-        live.open_server(served.source.view, 99999999)
+        live.open_server(served.view, 99999999)
     monkeypatch.setattr(live, "USUAL_PORT", port)
-    with live.open_server(served.source.view, None) as other:
+    with live.open_server(served.view, None) as other:
         assert other.server_port not in (0, port)

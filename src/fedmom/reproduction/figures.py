@@ -52,19 +52,13 @@ def _label_shares(name: str, data: FederatedData) -> Chart:
     total = np.sum([label_mix(data, k) for k in some], axis=0)
     labels = np.argsort(-total, kind="stable")[:LABELS]
     mixes = [label_mix(data, int(k)) for k in shown]
-    return Chart(
-        f"{name}: labels",
-        "label",
-        "client (samples)",
-        [
-            Heat(
-                "share",
-                [f"{k} ({data.train.size[k]})" for k in shown],
-                [_label(data, int(label)) for label in labels],
-                [(mix[labels] / mix.sum()).tolist() for mix in mixes],
-            )
-        ],
+    heat = Heat(
+        "share",
+        [f"{k} ({data.train.size[k]})" for k in shown],
+        [_label(data, int(label)) for label in labels],
+        [(mix[labels] / mix.sum()).tolist() for mix in mixes],
     )
+    return Chart(f"{name}: labels", "label", "client (samples)", [heat])
 
 
 def _label(data: FederatedData, label: int) -> str:
