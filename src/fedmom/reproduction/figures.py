@@ -142,8 +142,8 @@ def _with_gap(title: str, y: str, lines: Sequence[Line]) -> Chart:
 
 def _by_name(contest: Contest, methods: Iterable[str] | None = None) -> dict[str, Measures]:
     """Return the measures of a contest's methods, by the names that they are shown by."""
-    entries = contest.entries
-    return {NAMES[m]: entries[m].measures for m in methods or entries if m in entries}
+    found = contest.measures
+    return {NAMES[m]: found[m] for m in methods or found if m in found}
 
 
 def _panels(task: str, shown: Mapping[str, Measures]) -> list[Chart]:
@@ -160,9 +160,9 @@ def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure
     rates = [
         f"γ on {contest.where}: "
         + ", ".join(
-            f"{NAMES[m]} {e.choice.lr:g} ({e.measures.seeds_text()}"
-            f"{', edge of its grid' if e.choice.at_edge else ''})"
-            for m, e in contest.entries.items()
+            f"{NAMES[m]} {contest.choices[m].lr:g} ({each.seeds_text()}"
+            f"{', edge of its grid' if contest.choices[m].at_edge else ''})"
+            for m, each in contest.measures.items()
         )
         for contest in contests.values()
     ]

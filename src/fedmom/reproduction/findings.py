@@ -10,7 +10,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.experiments.results import Result
 from fedmom.reproduction import directions, plan
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.measures import Choice, Contest, Duel, Entry, Measures, duels, measure
+from fedmom.reproduction.measures import Choice, Contest, Duel, Measures, duels, measure
 from fedmom.reproduction.plan import METHODS, PAPER, RIVALS, PaperTask, Scale, Variant
 from fedmom.reproduction.runner import Cache
 
@@ -38,7 +38,7 @@ class Findings:
             runs = {m: curves.get(m, {}).get(lr, ()) for m in RIVALS}
             if all(runs.values()):
                 choices = dict.fromkeys(RIVALS, Choice(lr, None, at_edge=False))
-                found[lr] = _contest(f"{task.name}, γ {lr:g}", choices, runs)
+                found[lr] = Contest(f"{task.name}, γ {lr:g}", choices, measure(runs))
         return dict(zip(found, duels([*found.values()]), strict=True))
 
 
@@ -94,17 +94,11 @@ def _at(
 ) -> Contest:
     """Return methods, each at a γ that was chosen for it."""
     runs = {m: cache.runs(task, m, c.lr, task.seeds, variant) for m, c in choices.items()}
-    return _contest(where, choices, runs)
-
-
-def _contest(
-    where: str, choices: Mapping[str, Choice], runs: Mapping[str, Sequence[Result]]
-) -> Contest:
-    return Contest(where, {m: Entry(choices[m], each) for m, each in measure(runs).items()})
+    return Contest(where, choices, measure(runs))
 
 
 def _ended(contests: Mapping[str, Contest]) -> dict[str, Contest]:
-    return {name: contest for name, contest in contests.items() if contest.entries}
+    return {name: contest for name, contest in contests.items() if contest.measures}
 
 
 def _by_choice(runs: Mapping[float, Sequence[Result]]) -> dict[float, Sequence[Result]]:

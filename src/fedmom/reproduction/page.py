@@ -144,14 +144,13 @@ def _listed(numbers: Sequence[float]) -> str:
 def _settings(findings: Findings) -> Iterator[Part]:
     """The settings of the runs at equal γ, and the versions they were made with."""
     for contest in findings.equal.values():
-        for method, entry in contest.entries.items():
-            run = entry.measures.runs[0]
-            values = run.config.model_dump(by_alias=True, exclude_none=True)
+        for method, measured in contest.measures.items():
+            values = measured.runs[0].config.model_dump(by_alias=True, exclude_none=True)
             shown = {key: str(value) for key, value in values.items() if key != "data"}
             yield Settings(f"{contest.where}: {plan.NAMES[method]}", shown)
-    runs = [e.measures.runs[0] for c in findings.equal.values() for e in c.entries.values()]
-    if runs:
-        yield Settings("versions", runs[0].versions or {})
+    for contest in [*findings.equal.values()][:1]:
+        measured = next(iter(contest.measures.values()))
+        yield Settings("versions", measured.runs[0].versions or {})
 
 
 # What each part shows.

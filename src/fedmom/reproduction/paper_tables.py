@@ -11,7 +11,7 @@ from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
 from fedmom.reproduction.findings import Findings
-from fedmom.reproduction.measures import Choice, Contest, Duel, Measures, duels
+from fedmom.reproduction.measures import Contest, Duel, Measures, duels
 from fedmom.reproduction.plan import NAMES, RIVALS
 
 MEASURES = (
@@ -67,11 +67,7 @@ def _numbers(row: Statistics) -> tuple[str, str, str, str]:
 
 def results(contests: Sequence[Contest]) -> Grid:
     """What Figure 5 shows, in numbers."""
-    rows = [
-        (contest.where, NAMES[m], _rate(e.choice), *_measured(e.measures))
-        for contest in contests
-        for m, e in contest.entries.items()
-    ]
+    rows = [row for contest in contests for row in _methods(contest, contest.where)]
     targets = "; ".join(f"{c.where} {c.target:.3f}" for c in contests)
     return Grid(
         "results",
@@ -83,8 +79,12 @@ def results(contests: Sequence[Contest]) -> Grid:
     )
 
 
-def _rate(choice: Choice) -> str:
-    return f"{choice.lr:g}{'*' if choice.at_edge else ''}"
+def _methods(contest: Contest, where: str) -> Iterator[tuple[str, ...]]:
+    """Yield a row for every method."""
+    for m, measures in contest.measures.items():
+        choice = contest.choices[m]
+        rate = f"{choice.lr:g}{'*' if choice.at_edge else ''}"
+        yield where, NAMES[m], rate, *_measured(measures)
 
 
 def _measured(m: Measures) -> tuple[str, ...]:
@@ -120,15 +120,11 @@ def same_lr(findings: Findings) -> Grid:
 def beyond(findings: Findings) -> Grid:
     """FedAvg and FedMom in every variant, each at its own best γ."""
     rows = [
-        (
-            variant if first else "",
-            NAMES[m],
-            _rate(e.choice),
-            *_measured(e.measures),
-            f"{wobble(e.measures):.3f}",
-        )
+        (variant if first else "", *row, f"{wobble(measures):.3f}")
         for variant, contest in findings.beyond.items()
-        for first, (m, e) in zip((True, False), contest.entries.items(), strict=False)
+        for first, (_, *row), measures in zip(
+            (True, False), _methods(contest, variant), contest.measures.values(), strict=False
+        )
     ]
     targets = "; ".join(f"{v}: {c.target:.3f}" for v, c in findings.beyond.items())
     return Grid(
@@ -163,8 +159,8 @@ def differences(findings: Findings) -> Grid:
             variant,
             f"{duel.b.length:,}",
             str(duel.seeds),
-            duel.found["accuracy"].text(),
-            duel.found["loss"].text(),
+            duel.difference("accuracy"),
+            duel.difference("loss"),
             winner(duel),
         )
         for variant, duel in zip(contests, family, strict=True)
@@ -184,7 +180,7 @@ def _with_both(findings: Findings) -> dict[str, Contest]:
     return {
         variant: contest
         for variant, contest in findings.beyond.items()
-        if set(RIVALS) <= contest.entries.keys()
+        if set(RIVALS) <= contest.measures.keys()
     }
 
 
@@ -218,7 +214,7 @@ def advice(findings: Findings) -> Iterator[str]:
     contests = _with_both(findings)
     if contests:
         ratios = ", ".join(
-            f"{c.entries['fedmom'].choice.lr / c.entries['fedavg'].choice.lr:.2g} ({variant})"
+            f"{c.choices['fedmom'].lr / c.choices['fedavg'].lr:.2g} ({variant})"
             for variant, c in contests.items()
         )
         yield (
@@ -243,7 +239,7 @@ def advice(findings: Findings) -> Iterator[str]:
 def _change(before: Contest, after: Contest) -> str:
     texts = []
     for m in ("fedavg", "fedmom"):
-        a, b = before.entries[m].measures, after.entries[m].measures
+        a, b = before.measures[m], after.measures[m]
         texts.append(
             f"{NAMES[m]} goes from accuracy {a.mean('accuracy'):.3f} to"
             f" {b.mean('accuracy'):.3f} and from wobble {wobble(a):.3f} to {wobble(b):.3f}"
