@@ -46,8 +46,7 @@ def gather(
     cache: Cache, parts: Sequence[str], folder: Path, console: Console, replay: bool
 ) -> Findings:
     """Read what has ended; replay FedAvg's runs, where allowed, for those parts that ask for it."""
-    scale = cache.scale
-    femnist = scale.femnist
+    scale, femnist = cache.scale, cache.scale.femnist
     equal, own, over_lr, aims, beyond = {}, {}, {}, {}, {}
     for task in scale.tasks:
         choices = _choices(cache, task, METHODS)
@@ -60,8 +59,7 @@ def gather(
         }
         asked = "fig3" in parts or ("fig4" in parts and task == femnist)
         if choice := choices.get("fedavg"):
-            how = (folder, console, replay and asked)
-            aims[task.name] = _directions(cache, task, choice, *how)
+            aims[task.name] = _directions(cache, task, choice, folder, console, replay and asked)
     for variant in scale.variants:
         choices = _choices(cache, femnist, RIVALS, variant)
         beyond[variant.name] = _at(cache, variant.name, femnist, choices, variant)
@@ -148,13 +146,10 @@ def _directions(
 
 def _author(cache: Cache) -> Mapping[str, Measures]:
     task = cache.scale.femnist
-    choices = _choices(cache, task, ["fedmom"])
-    if not choices:
-        return {}
-    lr = choices["fedmom"].lr
-    return measure(
-        {
-            label: cache.runs(task, algorithm, lr, task.seeds, variant)
-            for label, (algorithm, variant) in plan.AUTHOR.items()
-        }
-    )
+    own = _choices(cache, task, ["fedmom"])
+    runs = {
+        label: cache.runs(task, algorithm, choice.lr, task.seeds, variant)
+        for choice in own.values()
+        for label, (algorithm, variant) in plan.AUTHOR.items()
+    }
+    return measure(runs)

@@ -15,14 +15,8 @@ from fedmom.reproduction.measures import Contest, Duel, Measures, duels
 from fedmom.reproduction.plan import NAMES, RIVALS
 
 MEASURES = (
-    "T",
-    "seeds",
-    "final training loss",
-    "final test accuracy",
-    "10th percentile of clients",
-    "if clients were identical",
-    "rounds to target",
-    "area under loss / T",
+    *("T", "seeds", "final training loss", "final test accuracy", "10th percentile of clients"),
+    *("if clients were identical", "rounds to target", "area under loss / T"),
 )
 HOW = (
     "Means over seeds with their 95 % intervals; final: the last five evaluations. The target is"
@@ -95,16 +89,13 @@ def _measured(m: Measures) -> tuple[str, ...]:
 def same_lr(findings: Findings) -> Grid:
     """FedAvg and FedMom at every γ of their grids."""
     briefly = ("accuracy", "rounds", "area")
-    rows = [
-        (
-            task.name if place == 0 else "",
-            f"{lr:g}",
-            *(text for side in (duel.b, duel.a) for text in map(side.text, briefly)),
-            str(verdicts.faster(duel)),
-        )
-        for task in findings.scale.tasks
-        for place, (lr, duel) in enumerate(findings.at_same_lr(task).items())
-    ]
+    rows = []
+    for task in findings.scale.tasks:
+        name = task.name
+        for lr, duel in findings.at_same_lr(task).items():
+            texts = [*map(duel.b.text, briefly), *map(duel.a.text, briefly)]
+            rows.append((name, f"{lr:g}", *texts, str(verdicts.faster(duel))))
+            name = ""  # once for each dataset
     columns = [f"{NAMES[m]}: {what}" for m in RIVALS for what in briefly]
     return Grid(
         "same_lr",
@@ -154,17 +145,10 @@ def differences(findings: Findings) -> Grid:
     """FedMom less FedAvg in every variant: one family of comparisons."""
     contests = _with_both(findings)
     family = duels([*contests.values()])
-    rows = [
-        (
-            variant,
-            f"{duel.b.length:,}",
-            str(duel.seeds),
-            duel.difference("accuracy"),
-            duel.difference("loss"),
-            winner(duel),
-        )
-        for variant, duel in zip(contests, family, strict=True)
-    ]
+    rows = []
+    for variant, duel in zip(contests, family, strict=True):
+        apart = map(duel.difference, ("accuracy", "loss"))
+        rows.append((variant, f"{duel.b.length:,}", str(duel.seeds), *apart, winner(duel)))
     return Grid(
         "differences",
         f"FedMom less FedAvg, each at its own best γ, {findings.scale.femnist.name}",
@@ -177,11 +161,7 @@ def differences(findings: Findings) -> Grid:
 
 def _with_both(findings: Findings) -> dict[str, Contest]:
     """Return the variants in which both methods have ended."""
-    return {
-        variant: contest
-        for variant, contest in findings.beyond.items()
-        if set(RIVALS) <= contest.measures.keys()
-    }
+    return {v: found for v, found in findings.beyond.items() if found.measures.keys() >= {*RIVALS}}
 
 
 def winner(duel: Duel) -> str:
@@ -238,7 +218,7 @@ def advice(findings: Findings) -> Iterator[str]:
 
 def _change(before: Contest, after: Contest) -> str:
     texts = []
-    for m in ("fedavg", "fedmom"):
+    for m in RIVALS:
         a, b = before.measures[m], after.measures[m]
         texts.append(
             f"{NAMES[m]} goes from accuracy {a.mean('accuracy'):.3f} to"
