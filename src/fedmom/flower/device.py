@@ -64,7 +64,8 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
     from fedmom.data import locate
 
     device.path.chmod(0o700)  # a copy of the data is kept here
-    os.environ |= _cache(device)  # prepared data, too, is with the device and nowhere else
+    cache = device.path / "cache"  # prepared data and compiled programs, too, are here only
+    os.environ |= {**kept_in(cache), "FEDMOM_CACHE": str(cache)}
     mine = own_data({"data": data, **({} if client is None else {"client": client})})
     say(
         f"{device.name}: {int(mine.train.size[0])} training and {int(mine.test.size[0])} test"
@@ -83,15 +84,9 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
             time.sleep(SECONDS_BETWEEN_TRIES)
 
 
-def _cache(device: DeviceFolder) -> dict[str, str]:
-    """Return what makes processes keep prepared data and compiled programs in a device's folder."""
-    cache = device.path / "cache"
-    return {**kept_in(cache), "FEDMOM_CACHE": str(cache)}
-
-
 def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
     """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
-    home = launch.environment(device.path / "flwr", **_cache(device))
+    home = launch.environment(device.path / "flwr")
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
     text, connected = "", False
     with launch.running(command, device.path / LOG, home, device.path) as process:

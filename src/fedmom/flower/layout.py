@@ -80,16 +80,6 @@ class DeviceFolder:
     address: str
     insecure: bool
 
-    @property
-    def key(self) -> Path:
-        """The device's private key."""
-        return self.path / "device.key"
-
-    @property
-    def ca(self) -> Path:
-        """The CA's certificate."""
-        return self.path / "ca.pem"
-
 
 def create(path: Path, address: str, devices: int, *, insecure: bool = False) -> Deployment:
     """Write a deployment's folder.

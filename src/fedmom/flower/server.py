@@ -95,15 +95,15 @@ def _look(control: Control, before: set[str], say: Say) -> set[str]:
         new, gone = control.update_keys()
     except FedMomError:  # the SuperLink is busy, or ends
         return before
-    clock = time.strftime("%H:%M:%S")
-    for names, what in (
-        (online - before, "is online"),
-        (before - online, "is offline"),
-        (new, "may take part from now on"),
-        (gone, "may no longer take part"),
-    ):
+    news = {
+        "is online": online - before,
+        "is offline": before - online,
+        "may take part from now on": new,
+        "may no longer take part": gone,
+    }
+    for what, names in news.items():
         for name in sorted(names):
-            say(f"{clock} {name} {what}.")
+            say(f"{time.strftime('%H:%M:%S')} {name} {what}.")
     return online
 
 
@@ -117,10 +117,9 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
         say: Called with what the run prints.
         note: Called with a sentence when the run had to be restarted.
     """
-    own = settings_of(deployment.app)
-    config = settings.parse(
-        {**DEFAULTS, **{k: v for k, v in {**own, **values}.items() if k != OUT}}
-    )
+    wanted = {**DEFAULTS, **settings_of(deployment.app), **values}
+    wanted.pop(OUT, None)
+    config = settings.parse(wanted)
     given = config.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
     if unused := _unused(out, config, values):
         note(f"{out} keeps the settings it was started with, so these are ignored: {unused}.")
@@ -175,13 +174,11 @@ def _followed(control: Control, run_id: int, say: Say) -> RunStatus:
         try:
             status = control.run(run_id)
             silent = time.monotonic()
+            if status.ended:
+                return status
         except FedMomError:
             if time.monotonic() - silent > SECONDS_WITHOUT_SERVER:
                 raise
-            time.sleep(RUN_LOOKS)
-            continue
-        if status.ended:
-            return status
         time.sleep(RUN_LOOKS)
 
 

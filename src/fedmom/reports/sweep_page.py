@@ -82,13 +82,11 @@ class _Rank:
 
     def values(self) -> list[object]:
         """Return the cells of the file, with all digits; None where there is no number."""
+        loss, best = (_bounds(interval(values))[0] for values in (self.losses, self.best))
         found = self.pair.difference.interval if self.pair else interval([])
-        return [
-            *(self.group.label, len(self.group.runs), _bounds(interval(self.losses))[0]),
-            *(*_bounds(interval(self.metrics)), *_bounds(found)),
-            *((self.pair.p, self._finding(self.pair)) if self.pair else (None, None)),
-            *(_bounds(interval(self.best))[0], self.stopped),
-        ]
+        said = (self.pair.p, self._finding(self.pair)) if self.pair else (None, None)
+        means = *_bounds(interval(self.metrics)), *_bounds(found)
+        return [self.group.label, len(self.group.runs), loss, *means, *said, best, self.stopped]
 
     def _against_best(self) -> list[str]:
         if self.pair is None:
@@ -212,10 +210,9 @@ def heat_maps(groups: Sequence[Group]) -> Figure | None:
     metric = groups[0].runs[0].metric
     measures = (("train", "loss", "Training loss"), ("test", metric, f"Test {metric}"))
     for split, key, title in measures:
-        cells = {
-            (_row(each, down), each.get(across, "–")): _mean(group.steady, split, key)
-            for each, group in zip(settings, groups, strict=True)
-        }
+        means = [_mean(group.steady, split, key) for group in groups]
+        places = [(_row(each, down), each.get(across, "–")) for each in settings]
+        cells = dict(zip(places, means, strict=True))
         if all(map(math.isnan, cells.values())):
             continue
         shades = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
@@ -229,10 +226,8 @@ def _telling(names: list[str], settings: Sequence[Mapping[str, str]]) -> list[st
     kept = list(names)
     for name in reversed(names):
         others = [other for other in kept if other != name]
-        if len({_row(each, others) for each in settings}) == len(
-            {_row(each, kept) for each in settings}
-        ):
-            kept = others
+        with_, without = (len({_row(each, some) for each in settings}) for some in (kept, others))
+        kept = others if with_ == without else kept
     return kept
 
 
