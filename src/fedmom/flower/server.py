@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
     done = folder.saved_round()
     after = f", after {done} rounds" if done else ""
     _say(f"{experiment.config.rounds} rounds on {experiment.data.clients} devices{after}.")
-    return execute(folder, experiment, [Lines(data.users)], say=_say)
+    return execute(folder, experiment, [partial(_report, data.users)], say=_say)
 
 
 def _say(text: str) -> None:
@@ -265,22 +266,15 @@ class News:
             self._why = {}
 
 
-class Lines:
-    """Prints a line per round and evaluation, for Flower's log of the run."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
-    def __call__(self, event: Event) -> None:
-        """Say who answered, and how good the model is."""
-        if record := event.record:
-            loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
-            why = "".join(f"; {self._names[client]}: {text}" for client, text in record.rejected)
-            asked = len(record.cohort)
-            _say(
-                f"Round {record.round}: {record.replies} of {asked} replies count{loss},"
-                f" {record.seconds:.1f} s{why}"
-            )
-        for split, row in event.evals.items():
-            numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", *metrics_of(row)))
-            _say(f"After round {event.round}, {split}: {numbers}")
+def _report(names: Sequence[str], event: Event) -> None:
+    """Print who answered in a round, and how good the model is, for Flower's log of the run."""
+    if record := event.record:
+        loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
+        why = "".join(f"; {names[client]}: {text}" for client, text in record.rejected)
+        _say(
+            f"Round {record.round}: {record.replies} of {len(record.cohort)} replies count{loss},"
+            f" {record.seconds:.1f} s{why}"
+        )
+    for split, row in event.evals.items():
+        numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", *metrics_of(row)))
+        _say(f"After round {event.round}, {split}: {numbers}")

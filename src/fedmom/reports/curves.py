@@ -56,12 +56,9 @@ def evaluations(groups: Sequence[Group]) -> Figure:
     panels = [Panel(f"Test {name}", name, _evaluated("test", name)) for name in names]
     if metric != "loss":  # and of the clients that are badly off
         worst = "p10" if better > 0 else "p90"
-        identical = _evaluated("test", f"{metric}_{worst}_identical")
-        title, points = (
-            f"Test {metric}, {worst} of clients",
-            _evaluated("test", f"{metric}_{worst}"),
-        )
-        panels.append(Panel(title, metric, points, ("identical clients", identical)))
+        title, key = f"Test {metric}, {worst} of clients", f"{metric}_{worst}"
+        identical = "identical clients", _evaluated("test", f"{key}_identical")
+        panels.append(Panel(title, metric, _evaluated("test", key), identical))
     return figure("evaluations", groups, [LOSS, *panels])
 
 
