@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedmom.experiments import results
-from fedmom.reports import ranking
+from fedmom.reports import sweep_page
 from tests.cli.command import SMALL, invoke, page, refused, words
 from tests.experiments.small import checkpoint_bytes, logs, process, wait_for_rounds
 
@@ -21,7 +21,7 @@ def test_a_sweep_is_ranked_on_the_terminal_and_in_a_file(tmp_path):
     )
     assert "Table: s/sweep.csv" in text
     header, *rows = csv.reader((tmp_path / "s/sweep.csv").read_text().splitlines())
-    assert header == list(ranking.csv_columns("accuracy"))
+    assert header == [name.format("accuracy") for name in sweep_page.FILE_COLUMNS]
     assert len(rows) == 4
     rows = [dict(zip(header, row, strict=True)) for row in rows]
     accuracies = [float(row["test accuracy"]) for row in rows]

@@ -179,7 +179,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedmom.flower.device_end import respond as honest
+from fedmom.flower.device import respond as honest
 
 KINDS = ["nan", "huge", "names", "shape", "samples", "type", "raises"]
 app = ClientApp()

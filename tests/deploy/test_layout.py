@@ -19,10 +19,10 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.store.writer import save_store
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
-from fedmom.flower import certificates, launch, layout, node, server_process
+from fedmom.flower import certificates, launch, layout, node, server
 from fedmom.flower.control import packed_app, settings_of
-from fedmom.flower.device_end import own_data, respond
-from fedmom.flower.server_process import follow
+from fedmom.flower.device import own_data, respond
+from fedmom.flower.server import follow
 from fedmom.reports import result_tables
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.population import from_json, natural
@@ -91,9 +91,9 @@ def test_options_that_a_run_under_way_does_not_take_are_told(tmp_path):
     experiment = settings.parse({"data": "synthetic:clients=3", "rounds": 20, "lr": 0.1})
     RunFolder.create(tmp_path / "run", experiment)
     wanted = settings.parse({"data": "synthetic:clients=3", "rounds": 50, "lr": 0.1})
-    told = server_process._unused(tmp_path / "run", wanted, {"rounds": 50, "lr": 0.1})
+    told = server._unused(tmp_path / "run", wanted, {"rounds": 50, "lr": 0.1})
     assert told == "rounds 50 (it has 20)"
-    assert not server_process._unused(tmp_path / "new", wanted, {"rounds": 50})
+    assert not server._unused(tmp_path / "new", wanted, {"rounds": 50})
 
 
 def test_secrets_are_their_owners_alone(tmp_path):
@@ -348,7 +348,7 @@ def test_the_settings_of_the_template_are_settings(tmp_path):
     layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
     project = tomllib.loads((tmp_path / "fl" / "app" / "pyproject.toml").read_text())
     from fedmom.experiments import settings
-    from fedmom.flower.server_end import DEFAULTS, OUT
+    from fedmom.flower.server import DEFAULTS, OUT
 
     own = project["tool"]["flwr"]["app"]["config"]
     own.pop(OUT)

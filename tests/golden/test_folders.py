@@ -10,7 +10,7 @@ import pytest
 
 from fedmom.experiments import results
 from fedmom.reports import drawing, run_page
-from fedmom.reports.html.render import render
+from fedmom.reports.html import render
 from fedmom.reproduction import plan
 from fedmom.theory import lr_advice
 from tests.cli.command import invoke, words

@@ -8,7 +8,7 @@ import pytest
 from fedmom.cli import main as front
 from fedmom.experiments import results
 from fedmom.reports import run_page
-from fedmom.reports.html.render import render
+from fedmom.reports.html import render
 from tests.golden.test_folders import FOLDERS
 from tests.hostile.mutation import contents, sentence, spoiled
 

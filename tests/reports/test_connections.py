@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html import live
+from fedmom.reports import live
 
 
 def view():
@@ -88,7 +88,7 @@ def test_who_sends_slowly_is_cut_off(server, monkeypatch):
 
 def test_an_answer_may_take_its_time(server, monkeypatch):
     monkeypatch.setattr(live, "SECONDS_TO_ASK", 0.05)
-    monkeypatch.setattr(server.source, "_look", lambda: time.sleep(0.5) or view())
+    monkeypatch.setattr(server, "_look", lambda: time.sleep(0.5) or view())
     assert ask(server)[0] == 200
 
 
@@ -121,7 +121,7 @@ def test_the_page_of_a_run_that_cannot_be_read_is_no_traceback(server, monkeypat
     def lost():
         raise FedMomError("gone")
 
-    monkeypatch.setattr(server.source, "_look", lost)
+    monkeypatch.setattr(server, "_look", lost)
     assert ask(server, "/")[0] == 503
     (gone,) = half_open(server, 1, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     gone.close()

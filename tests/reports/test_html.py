@@ -19,10 +19,19 @@ from playwright.sync_api import sync_playwright
 
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
-from fedmom.reports import run_page
+from fedmom.reports import live, run_page
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Grid, Heat, Line
-from fedmom.reports.html import Section, Settings, Status, Verdict, Words, live
-from fedmom.reports.html.render import content, for_script, render, write_page
+from fedmom.reports.html import (
+    Section,
+    Settings,
+    Status,
+    Verdict,
+    Words,
+    content,
+    for_script,
+    render,
+    write_page,
+)
 from tests.reports.runs import accuracy, eval_rows, make_run, round_row
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -367,9 +376,9 @@ def test_a_folder_that_goes_away_is_told(served, begun, monkeypatch):
 def test_a_port_that_is_taken_is_told_and_the_usual_one_has_a_fallback(served, monkeypatch):
     port = served.server_port
     with pytest.raises(FedMomError, match=f"--port {port} cannot be used"):
-        live.open_server(served.source.view, port)
+        live.open_server(served.view, port)
     with pytest.raises(FedMomError, match="--port 99999999 cannot be used"):
-        live.open_server(served.source.view, 99999999)
+        live.open_server(served.view, 99999999)
     monkeypatch.setattr(live, "USUAL_PORT", port)
-    with live.open_server(served.source.view, None) as other:
+    with live.open_server(served.view, None) as other:
         assert other.server_port not in (0, port)

@@ -17,7 +17,7 @@ from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, read, target
 from fedmom.experiments.settings import RunConfig
-from fedmom.reports import curves, differences, ranking, result_tables, run_page
+from fedmom.reports import curves, differences, result_tables, run_page, sweep_page
 
 K, N, D, OUT = 4, 30, 3, 2
 
@@ -119,7 +119,7 @@ def test_the_lower_error_is_ahead_and_ranks_first():
     note = differences.grid(family).note
     assert "Lower is better." in note
     assert "Equal" not in note  # errors have no margin that suits all
-    grid = ranking.grid([worse, better])
+    grid = sweep_page.ranking([worse, better])
     assert grid.title == "Best first, by test mse"
     assert [row[0] for row in grid.rows] == ["better", "worse"]
     assert target([worse, better]) == pytest.approx(2.06)  # of the runner-up's seeds, the worst

@@ -11,7 +11,8 @@ from scipy import stats
 
 from fedmom.experiments.results import Group
 from fedmom.experiments.seed_statistics import holm
-from fedmom.reports import ranking, result_tables
+from fedmom.reports import result_tables
+from fedmom.reports.sweep_page import ranking, write_ranking
 from tests.reports.runs import result
 
 SEEDS = {  # last accuracies by seed
@@ -37,7 +38,7 @@ def sweep():
 
 
 def rows_of(groups):
-    grid = ranking.grid(groups)
+    grid = ranking(groups)
     return [dict(zip(grid.columns, row, strict=True)) for row in grid.rows]
 
 
@@ -86,7 +87,7 @@ def test_rows_have_intervals_and_differences_to_the_best_row():
 
 def test_p_values_are_corrected_for_all_pairs_of_rows(tmp_path):
     """The best row was chosen by the same runs."""
-    rows = read(ranking.write(tmp_path / "s.csv", [seeded(*item) for item in SEEDS.items()]))
+    rows = read(write_ranking(tmp_path / "s.csv", [seeded(*item) for item in SEEDS.items()]))
     names = list(SEEDS)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]
     raw = [stats.ttest_rel(SEEDS[a], SEEDS[b]).pvalue for a, b in pairs]
@@ -97,7 +98,7 @@ def test_p_values_are_corrected_for_all_pairs_of_rows(tmp_path):
 
 
 def test_a_sweep_as_csv_has_all_digits(tmp_path):
-    good, poor, none = read(ranking.write(tmp_path / "sweep.csv", sweep()))
+    good, poor, none = read(write_ranking(tmp_path / "sweep.csv", sweep()))
     assert float(good["test accuracy"]) == statistics.fmean([0.8, 0.6])
     assert (good["test accuracy low"], good["difference"], good["finding"]) == ("", "", "")
     assert (poor["seeds"], poor["stopped"], poor["finding"]) == ("2", "1", "not enough seeds")
@@ -108,7 +109,7 @@ def test_a_sweep_as_csv_has_all_digits(tmp_path):
         "stopped": "0",
         "finding": "not enough seeds",
     }
-    rows = read(ranking.write(tmp_path / "s.csv", [seeded(*item) for item in SEEDS.items()]))
+    rows = read(write_ranking(tmp_path / "s.csv", [seeded(*item) for item in SEEDS.items()]))
     low, high = stats.ttest_1samp(SEEDS["good"], 0).confidence_interval(0.95)
     assert float(rows[0]["test accuracy low"]) == pytest.approx(low, rel=1e-12)
     assert float(rows[0]["test accuracy high"]) == pytest.approx(high, rel=1e-12)
@@ -120,11 +121,11 @@ def test_a_sweep_as_csv_has_all_digits(tmp_path):
 
 def test_the_note_warns_of_the_chosen_row_and_of_too_few_seeds():
     def note(groups):
-        return ranking.grid(groups).note
+        return ranking(groups).note
 
     one = [seeded("a", [0.5]), seeded("b", [0.6])]
     assert "One seed is not evidence: add --grid 'seed=0 1 2 3 4'." in note(one)
-    assert "vs. best" not in ranking.grid(one).columns
+    assert "vs. best" not in ranking(one).columns
     two, four = [seeded(n, [0.5, 0.6]) for n in "ab"], [seeded(*item) for item in SEEDS.items()]
     assert "Not enough seeds for intervals" in note(two)
     assert "for all 6 pairs of rows" in note(four)
@@ -137,16 +138,16 @@ def test_rows_on_other_data_are_not_held_against_the_best(tmp_path):
     here, there = seeded("here", [0.5, 0.6, 0.7]), seeded("there", [0.8, 0.7, 0.9])
     moved = [replace(r, config=r.config.model_copy(update={"data": "x"})) for r in there.runs]
     groups = [here, Group("there", moved)]
-    assert "vs. best" in ranking.grid([here, there]).columns
-    assert "vs. best" not in ranking.grid(groups).columns
+    assert "vs. best" in ranking([here, there]).columns
+    assert "vs. best" not in ranking(groups).columns
     assert "±" in rows_of(groups)[0]["test accuracy"]
-    assert all(r["finding"] == "" for r in read(ranking.write(tmp_path / "s.csv", groups)))
+    assert all(r["finding"] == "" for r in read(write_ranking(tmp_path / "s.csv", groups)))
 
 
 def test_names_have_room_in_a_terminal_of_eighty_columns():
     names = [f"fedmom_lr0.0005_{letter}" for letter in "abcd"]
     groups = [seeded(*item) for item in zip(names, SEEDS.values(), strict=True)]
     console = Console(width=80, file=io.StringIO(), soft_wrap=True)
-    result_tables.show(console, ranking.grid(groups))
+    result_tables.show(console, ranking(groups))
     for name in names:
         assert name in console.file.getvalue()

@@ -62,9 +62,9 @@ class TestPlan:
     [
         (plan.PAPER, {"lr": 0.03, "sampler": "uniform", "average": None}),
         (plan.COHORT_COSINE, {"lr": "cosine:start=0.03,rounds=1000", "weighting": "cohort"}),
-        (plan.DRAWN, {"lr": 0.03, "sampler": "weighted", "weighting": "uniform"}),
-        (plan.COHORT_AVERAGE, {"lr": 0.03, "server_lr": "auto", "average": 0.99}),
-        (plan.COHORT_COSINE_TEN, {"lr": "cosine:start=0.03,rounds=200", "eval_every": 10}),
+        (plan.VARIANTS[6], {"lr": 0.03, "sampler": "weighted", "weighting": "uniform"}),
+        (plan.VARIANTS[5], {"lr": 0.03, "server_lr": "auto", "average": 0.99}),
+        (plan.VARIANTS[9], {"lr": "cosine:start=0.03,rounds=200", "eval_every": 10}),
     ],
     ids=lambda v: v.name if isinstance(v, plan.Variant) else "",
 )

@@ -11,7 +11,7 @@ from fedmom.reports.html import Status
 from fedmom.reproduction import paper_tables, verdicts
 from fedmom.reproduction.directions import Directions
 from fedmom.reproduction.findings import Findings
-from fedmom.reproduction.measures import Choice, Contest, Entry, duels, measure
+from fedmom.reproduction.measures import Choice, Contest, duels, measure
 from tests.reproduction.tiny import TINY, run_of
 
 
@@ -30,7 +30,7 @@ def method(accuracy, loss, rounds, *, area=None, seeds=5, noise=0.001):
 def contest(ours, theirs, where="FEMNIST"):
     runs = {"fedmom": ours, "fedavg": theirs}
     choice = Choice(0.1, None, at_edge=False)
-    return Contest(where, {m: Entry(choice, each) for m, each in measure(runs).items()})
+    return Contest(where, dict.fromkeys(runs, choice), measure(runs))
 
 
 def duel(ours, theirs):

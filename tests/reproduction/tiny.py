@@ -35,7 +35,7 @@ TINY = plan.Scale(
         cost=2,
     ),
     epochs=(0.5, 1),
-    variants=(plan.PAPER, plan.COHORT_COSINE_TEN),
+    variants=(plan.PAPER, plan.VARIANTS[9]),
     window=3,
 )
 

@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedmom
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
-from fedmom.flower.server_end import News
+from fedmom.flower.server import News
 from fedmom.runtimes.base import Block, Failure
 from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime

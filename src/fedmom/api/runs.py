@@ -2,7 +2,6 @@
 
 import functools
 import html
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -371,10 +370,7 @@ def _image(groups: Sequence[Group]) -> "Image":
 
 
 def _content(image: "Image", kind: str) -> bytes:
-    content = io.BytesIO()
-    with drawing.quietly():
-        image.savefig(content, format=kind, dpi=150)
-    return content.getvalue()
+    return drawing.image_bytes(image, format=kind, dpi=150)
 
 
 def _html_table(grid: Grid) -> str:

@@ -92,7 +92,7 @@ def server(folder: Path) -> None:
     fedmom deploy server fl
     """
     from fedmom.flower.layout import open_deployment
-    from fedmom.flower.server_process import serve
+    from fedmom.flower.server import serve
 
     try:
         serve(open_deployment(folder), _say)
@@ -114,7 +114,7 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     fedmom deploy device device-1 --data mine.npz
     fedmom deploy device device-1 --data synthetic:clients=3 --client 0
     """
-    from fedmom.flower.device_process import participate
+    from fedmom.flower.device import participate
     from fedmom.flower.layout import open_device
 
     try:
@@ -136,7 +136,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     fedmom deploy run fl --rounds 50
     """
     from fedmom.flower.layout import open_deployment
-    from fedmom.flower.server_process import follow
+    from fedmom.flower.server import follow
 
     deployment = open_deployment(folder)
     values = gather(file, options, {})

@@ -69,7 +69,7 @@ def watch(folder: Path, port: int | None, open_: bool) -> None:
     fedmom watch runs/first
     """
     from fedmom.reports import run_page
-    from fedmom.reports.html.live import open_server
+    from fedmom.reports.live import open_server
 
     run_page.live_view(folder)  # report a wrong folder here, not in the browser
     with open_server(partial(run_page.live_view, folder), port) as server:

@@ -195,11 +195,11 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
 def _finish_sweep(runs: "Runs", **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.experiments.sweep import groups as groups_of
-    from fedmom.reports import ranking, result_tables, run_page, sweep_page
+    from fedmom.reports import result_tables, run_page, sweep_page
 
     groups = groups_of(_finish_all(runs, **how))
-    result_tables.show(OUT, ranking.grid(groups))
-    OUT.print(f"Table: {ranking.write(runs.path / 'sweep.csv', groups)}", markup=False)
+    result_tables.show(OUT, sweep_page.ranking(groups))
+    OUT.print(f"Table: {sweep_page.write_ranking(runs.path / 'sweep.csv', groups)}", markup=False)
     page(run_page.write(sweep_page.overview(groups), runs.path / "sweep.html"))
 
 

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmom.flower.device_end import client_app
-    from fedmom.flower.server_end import server_app
+    from fedmom.flower.device import client_app
+    from fedmom.flower.server import server_app
     from fedmom.flower.strategy import FedAvg, FedMom
 
 __all__ = ["FedAvg", "FedMom", "client_app", "server_app"]
@@ -18,8 +18,8 @@ __all__ = ["FedAvg", "FedMom", "client_app", "server_app"]
 _HOMES = {
     "FedAvg": "strategy",
     "FedMom": "strategy",
-    "client_app": "device_end",
-    "server_app": "server_end",
+    "client_app": "device",
+    "server_app": "server",
 }
 
 

@@ -3,8 +3,8 @@
 import datetime
 import ipaddress
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -15,19 +15,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedmom.core.errors import FedMomError
 
 DAYS = 825  # the longest that common programs accept of a server's certificate
-NO_USE = dict.fromkeys(
-    (
-        "digital_signature",
-        "content_commitment",
-        "key_encipherment",
-        "data_encipherment",
-        "key_agreement",
-        "key_cert_sign",
-        "crl_sign",
-        "encipher_only",
-        "decipher_only",
-    ),
-    False,
+USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
 
 
@@ -38,47 +28,33 @@ def write_server(folder: Path, hosts: list[str]) -> None:
         folder: Where to.
         hosts: The names and addresses that devices and programs call the server by.
     """
-    authority, key = (
-        ec.generate_private_key(ec.SECP384R1()),
-        ec.generate_private_key(ec.SECP384R1()),
-    )
+    authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("FedMom deployment CA")
-    own = _certificate(issuer, issuer, authority, authority)
-    ca = (
-        own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_use(key_cert_sign=True, crl_sign=True), critical=True)
-        .sign(authority, hashes.SHA384())
-    )
-    server = (
-        _certificate(_name(hosts[0]), issuer, key, authority)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_use(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
-        .sign(authority, hashes.SHA384())
-    )
-    write_secret(folder / "ca.key", _pem(authority))
-    write_secret(folder / "server.key", _pem(key))
-    (folder / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.pem").write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    ca = [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_use("key_cert_sign", "crl_sign"), True),
+    ]
+    server = [
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_use("digital_signature"), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_host(h) for h in hosts]), False),
+    ]
+    for name, subject, key, extensions in (
+        ("ca", issuer, authority, ca),
+        ("server", _name(hosts[0]), own, server),
+    ):
+        write_secret(folder / f"{name}.key", _private(key, serialization.PrivateFormat.PKCS8))
+        certificate = _certificate(subject, issuer, key, authority, extensions)
+        (folder / f"{name}.pem").write_bytes(certificate)
 
 
 def write_device(private: Path, public: Path) -> None:
     """Write a device's key pair in the form that Flower reads: OpenSSH's, on a NIST curve."""
     key = ec.generate_private_key(ec.SECP384R1())
-    write_secret(
-        private,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        ),
-    )
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-    )
+    write_secret(private, _private(key, serialization.PrivateFormat.OpenSSH))
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    public.write_bytes(key.public_key().public_bytes(*form))
 
 
 def public_key_bytes(public: Path) -> bytes:
@@ -108,9 +84,15 @@ def _certificate(
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     authority: ec.EllipticCurvePrivateKey,
-) -> x509.CertificateBuilder:
+    extensions: Iterable[tuple[x509.ExtensionType, bool]],  # each with whether it is critical
+) -> bytes:
+    """Return a certificate as PEM, signed by the authority."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    identifiers = (
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
+    )
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -118,17 +100,14 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks of devices may be behind
         .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
-            critical=False,
-        )
     )
+    for extension, critical in (*identifiers, *extensions):
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(authority, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
-def _use(**what: bool) -> x509.KeyUsage:
-    uses: dict[str, Any] = NO_USE | what
-    return x509.KeyUsage(**uses)
+def _use(*names: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{name: name in names for name in USES})
 
 
 def _name(text: str) -> x509.Name:
@@ -142,9 +121,6 @@ def _host(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    unlocked = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, unlocked)

@@ -91,19 +91,12 @@ class Control:
 
     def nodes(self) -> list[NodeStatus]:
         """Return the devices that may take part."""
-        with self._told():
-            found = self._client.ListNodes(ListNodesRequest()).nodes_info
-        return [
-            NodeStatus(
-                node.name or f"node {node.node_id}",
-                node.status == "online",
-                str(
-                    node.last_activated_at if node.status == "online" else node.last_deactivated_at
-                ),
-            )
-            for node in found
-            if node.status != "unregistered"
-        ]
+        found = []
+        for node in self._registered():
+            online = node.status == "online"
+            since = node.last_activated_at if online else node.last_deactivated_at
+            found.append(NodeStatus(node.name or f"node {node.node_id}", online, str(since)))
+        return found
 
     def update_keys(self) -> tuple[list[str], list[str]]:
         """Let the devices in whose public keys are in the folder, and no others.
@@ -111,9 +104,7 @@ class Control:
         Returns:
             The names of those that are new, and of those that are no longer let in.
         """
-        with self._told():
-            found = self._client.ListNodes(ListNodesRequest()).nodes_info
-        nodes = {node.public_key: node for node in found if node.status != "unregistered"}
+        nodes = {node.public_key: node for node in self._registered()}
         allowed = {public_key_bytes(file): name for name, file in self._deployment.keys.items()}
         new = [key for key in allowed if key not in nodes]
         # Without TLS there are no keys, and any process of this machine may take part.
@@ -159,32 +150,32 @@ class Control:
             for part in self._client.StreamLogs(request):
                 yield part.log_output, part.latest_timestamp
 
+    def _registered(self) -> list[Any]:
+        with self._told():
+            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [node for node in found if node.status != "unregistered"]
+
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """Turn network errors into sentences."""
         try:
             yield
-        except httpx.HTTPStatusError as error:
-            raise FedMomError(
-                f"The server at {self._deployment.listen} refused: {error.response.text[:300]}"
-            ) from None
         except httpx.HTTPError as error:
-            raise FedMomError(
-                f"The server at {self._deployment.listen} does not answer"
-                f" ({type(error).__name__}). Start it: fedmom deploy server"
+            why = (
+                f"refused: {error.response.text[:300]}"
+                if isinstance(error, httpx.HTTPStatusError)
+                else f"does not answer ({type(error).__name__}). Start it: fedmom deploy server"
                 f" {self._deployment.path}"
-            ) from None
+            )
+            raise FedMomError(f"The server at {self._deployment.listen} {why}") from None
 
 
 def packed_app(app: Path, values: dict[str, Any]) -> bytes:
     """Return an app as Flower sends it to devices, with some settings replaced."""
     project = _project(app)
     project["tool"]["flwr"]["app"]["config"] = settings_of(app) | values
-    files: dict[str, bytes | Path] = {
-        **collect_files(app),
-        "pyproject.toml": tomli_w.dumps(project).encode(),
-    }
-    return build_fab_from_files(files)[0]
+    changed = tomli_w.dumps(project).encode()
+    return build_fab_from_files({**collect_files(app), "pyproject.toml": changed})[0]
 
 
 def settings_of(app: Path) -> dict[str, Any]:

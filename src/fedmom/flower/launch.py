@@ -37,19 +37,14 @@ def superlink(deployment: Deployment) -> list[str]:
     """Return the command of a deployment's SuperLink."""
     host, port = split_address(deployment.listen)
     server = deployment.server
-    safety = ["--insecure"]
-    if not deployment.insecure:
-        safety = [
-            *("--ssl-ca-certfile", str(server / "ca.pem")),
-            *("--ssl-certfile", str(server / "server.pem")),
-            *("--ssl-keyfile", str(server / "server.key")),
-            "--enable-supernode-auth",
-        ]
+    command = [sys.executable, "-m", "fedmom.flower.launch", "--host", host, "--port", str(port)]
+    command += ["--database", str(server / "state.db")]
+    if deployment.insecure:
+        return [*command, "--insecure"]
     return [
-        *(sys.executable, "-m", "fedmom.flower.launch"),
-        *("--host", host, "--port", str(port)),
-        *("--database", str(server / "state.db")),
-        *safety,
+        *(*command, "--ssl-ca-certfile", str(server / "ca.pem")),
+        *("--ssl-certfile", str(server / "server.pem")),
+        *("--ssl-keyfile", str(server / "server.key"), "--enable-supernode-auth"),
     ]
 
 
@@ -58,18 +53,12 @@ def supernode(device: DeviceFolder, port: int, data: str, client: str | None) ->
     config: dict[str, Any] = {"data": data, "folder": str(device.path)}
     config |= {} if client is None else {"client": client}
     words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-    safety = ["--insecure"]
-    if not device.insecure:
-        safety = [
-            *("--root-certificates", str(device.ca)),
-            *("--auth-supernode-private-key", str(device.key)),
-        ]
-    return [
-        *(sys.executable, "-m", "fedmom.flower.node"),
-        *("--superlink", device.address, "--host", "127.0.0.1", "--port", str(port)),
-        *("--node-config", words),
-        *safety,
-    ]
+    command = [sys.executable, "-m", "fedmom.flower.node", "--superlink", device.address]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--node-config", words]
+    if device.insecure:
+        return [*command, "--insecure"]
+    ca, key = device.path / "ca.pem", device.path / "device.key"
+    return [*command, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
 
 
 @contextlib.contextmanager

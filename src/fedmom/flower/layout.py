@@ -10,9 +10,11 @@ import ipaddress
 import re
 import shutil
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -78,16 +80,6 @@ class DeviceFolder:
     address: str
     insecure: bool
 
-    @property
-    def key(self) -> Path:
-        """The device's private key."""
-        return self.path / "device.key"
-
-    @property
-    def ca(self) -> Path:
-        """The CA's certificate."""
-        return self.path / "ca.pem"
-
 
 def create(path: Path, address: str, devices: int, *, insecure: bool = False) -> Deployment:
     """Write a deployment's folder.
@@ -125,6 +117,8 @@ def create(path: Path, address: str, devices: int, *, insecure: bool = False) ->
 
 def _fill(deployment: Deployment, devices: int) -> None:
     """Write the files of a new deployment."""
+    from jinja2 import Environment, StrictUndefined
+
     host, port = split_address(deployment.address)
     for folder in ("app/fedmom_app", "server/keys", "server/flwr", "devices", "runs"):
         (deployment.path / folder).mkdir(parents=True, exist_ok=True)
@@ -134,12 +128,13 @@ def _fill(deployment: Deployment, devices: int) -> None:
 
         hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
         certificates.write_server(deployment.server, list(hosts))
-    _write_templates(deployment, port, max(1, devices))
-    facts = {
-        "address": deployment.address,
-        "listen": deployment.listen,
-        "insecure": deployment.insecure,
-    }
+    values = {"server": deployment.server.resolve(), "port": port, "devices": max(1, devices)}
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    for name, place in TEMPLATES.items():
+        text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
+        shown = environment.from_string(text).render(**vars(deployment) | values)
+        (deployment.path / place).write_text(shown)
+    facts = {key: getattr(deployment, key) for key in ("address", "listen", "insecure")}
     (deployment.server / SERVER).write_text(tomli_w.dumps(facts))
     for number in range(1, devices + 1):
         add_device(deployment, f"device-{number}")
@@ -163,15 +158,14 @@ def add_device(deployment: Deployment, name: str) -> Path:
 def open_deployment(path: Path) -> Deployment:
     """Return the deployment in a folder."""
     file = path / "server" / SERVER
-    facts = _facts(file, "a deployment. Make one: fedmom deploy init")
-    address, listen = _address(file, facts, "address"), _address(file, facts, "listen")
-    host, _ = split_address(listen)
-    if not is_loopback(host):
+    needed = "a deployment. Make one: fedmom deploy init"
+    facts = _facts(file, needed, addresses=("address", "listen"))
+    if not is_loopback(split_address(facts["listen"])[0]):
         raise FedMomError(
-            f"{file}: listen = {listen!r} would let others reach Flower's Control API, which starts"
-            f" runs for any caller. Write {INSIDE!r}, and let devices in with nginx."
+            f"{file}: listen = {facts['listen']!r} would let others reach Flower's Control API,"
+            f" which starts runs for any caller. Write {INSIDE!r}, and let devices in with nginx."
         )
-    return Deployment(path.resolve(), address, listen, _flag(file, facts))
+    return Deployment(path.resolve(), facts["address"], facts["listen"], facts["insecure"])
 
 
 def open_device(path: Path, server: str | None = None) -> DeviceFolder:
@@ -181,20 +175,18 @@ def open_device(path: Path, server: str | None = None) -> DeviceFolder:
         path: The folder.
         server: Another address of the server than the folder says.
     """
-    facts = _facts(path / DEVICE, "what a device needs. Copy it from the server's devices/")
-    name = _text(path / DEVICE, facts, "name")
-    address = server or _address(path / DEVICE, facts, "server")
-    insecure = _flag(path / DEVICE, facts)
+    file = path / DEVICE
+    needed = "what a device needs. Copy it from the server's devices/"
+    facts = _facts(file, needed, ("name",), () if server else ("server",))
+    address = server or facts["server"]
     host, _ = split_address(address)
-    if insecure and not is_loopback(host):
-        raise FedMomError(
-            f"{path / DEVICE}: insecure is for trials on one machine, and {host} is another."
-        )
-    return DeviceFolder(path.resolve(), name, address, insecure)
+    if facts["insecure"] and not is_loopback(host):
+        raise FedMomError(f"{file}: insecure is for trials on one machine, and {host} is another.")
+    return DeviceFolder(path.resolve(), facts["name"], address, facts["insecure"])
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of an address.
+def split_address(address: str, where: str = "") -> tuple[str, int]:
+    """Return the host and the port of an address; ``where`` begins the message if it is none.
 
     Examples:
         >>> split_address("fl.example.org:9443")
@@ -205,7 +197,7 @@ def split_address(address: str) -> tuple[str, int]:
     allowed = host and address.isascii() and all(c.isalnum() or c in ".-" for c in host)
     if not (colon and allowed and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
         raise FedMomError(
-            f"{address!r} is not an address. Write host:port, such as fl.example.org:9443."
+            f"{where}{address!r} is not an address. Write host:port, such as fl.example.org:9443."
         )
     return host, int(port)
 
@@ -218,50 +210,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _write_templates(deployment: Deployment, port: int, devices: int) -> None:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    values = {
-        "server": deployment.server.resolve(),
-        "listen": deployment.listen,
-        "port": port,
-        "devices": devices,
-        "insecure": deployment.insecure,
-    }
-    for name, place in TEMPLATES.items():
-        text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
-        (deployment.path / place).write_text(environment.from_string(text).render(values))
-
-
-def _facts(file: Path, what: str) -> dict[str, object]:
+def _facts(
+    file: Path, needed: str, texts: Sequence[str] = (), addresses: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a file says, which must have some texts and addresses."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        facts = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FedMomError(f"{file.parent} does not hold {what}.") from None
+        raise FedMomError(f"{file.parent} does not hold {needed}.") from None
     except (ValueError, RecursionError) as error:
         raise FedMomError(f"{file} is not valid TOML: {error}.") from None
-
-
-def _text(file: Path, facts: dict[str, object], key: str) -> str:
-    found = facts.get(key)
-    if not isinstance(found, str) or not found:
-        raise FedMomError(f"{file} has no text {key!r}. Restore it from a copy.")
-    return found
-
-
-def _address(file: Path, facts: dict[str, object], key: str) -> str:
-    text = _text(file, facts, key)
-    try:
-        split_address(text)
-        return text
-    except FedMomError as error:
-        raise FedMomError(f"{file}, {key}: {error}") from None
-
-
-def _flag(file: Path, facts: dict[str, object]) -> bool:
-    """Return whether there is no TLS: only true means that, not "false" or 0."""
-    found = facts.get("insecure", False)
-    if not isinstance(found, bool):
-        raise FedMomError(f"{file}: insecure must be true or false, not {found!r}.")
-    return found
+    for key in (*texts, *addresses):
+        if not isinstance(facts.get(key), str) or not facts[key]:
+            raise FedMomError(f"{file} has no text {key!r}. Restore it from a copy.")
+    for key in addresses:
+        split_address(facts[key], f"{file}, {key}: ")
+    # Only true means no TLS, not "false" or 0.
+    if not isinstance(facts.setdefault("insecure", False), bool):
+        raise FedMomError(f"{file}: insecure must be true or false, not {facts['insecure']!r}.")
+    return facts

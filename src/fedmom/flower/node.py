@@ -155,7 +155,7 @@ def _load() -> None:
 
     prepare_process()
     import fedmom.experiments.build
-    import fedmom.flower.device_end
+    import fedmom.flower.device
     import fedmom.runtimes.devices.client  # noqa: F401
 
     # JAX warns at every fork, since it cannot know that it has not been used yet.

@@ -10,7 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
@@ -92,10 +100,10 @@ class FedMom(Strategy):
         self.weighting, self.least, self.seed, self.evaluate = weighting, least, seed, evaluate
         self.max_samples, self._rule = max_samples, mean(weighting)
         self._folder = None if folder is None else Path(folder)
-        self._known = KnownNodes(self._folder)
+        # The samples of every node ever seen, so that population weights do not forget absent ones.
+        self._samples: dict[str, int | None] = _read_samples(self._folder)
         self._asked: dict[int, str] = {}  # the key of every node that was asked
         self._state: State | None = None
-        self._names: list[str] = []
         self._ttl = 3600.0  # seconds until a message is no longer worth answering
 
     def optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
@@ -131,8 +139,7 @@ class FedMom(Strategy):
         while self._now().round < num_rounds:
             done = self._now().round + 1
             messages = list(self.configure_train(done, self._arrays(), _copy(train_config), grid))
-            most = wire.bytes_of(self._now().params)
-            replies = _answers(grid, messages, timeout, most)
+            replies = _answers(grid, messages, timeout, wire.bytes_of(self._now().params))
             arrays, metrics = self.aggregate_train(done, replies)
             if arrays is None:
                 log(WARNING, "Round %s had too few replies and is repeated.", done)
@@ -180,7 +187,7 @@ class FedMom(Strategy):
             return None, None
         samples = np.array([n for n, _, _ in counted], np.int64)
         weights = np.asarray(self._rule.weigh(samples), np.float64)
-        scale = self._rule.scale(float(weights.sum()), self._known.total())
+        scale = self._rule.scale(float(weights.sum()), self._total())
         gradient = {
             name: sum(
                 w * (sent[name] - a[name].astype(np.float64))
@@ -198,7 +205,7 @@ class FedMom(Strategy):
         """Ask all nodes that are online to evaluate a model."""
         if not self.evaluate:
             return []
-        nodes = self._known.online(grid)
+        nodes = self._online(grid)
         return _messages(server_round, arrays, config, nodes, MessageType.EVALUATE, self._ttl)
 
     def aggregate_evaluate(
@@ -219,12 +226,24 @@ class FedMom(Strategy):
     def _available(self, grid: Grid) -> list[Node]:
         """Return the nodes that are online, in the order of their names, once there are enough."""
         told = 0.0
-        while len(nodes := self._known.online(grid)) < self.min_available_nodes:
+        while len(nodes := self._online(grid)) < self.min_available_nodes:
             if time.monotonic() - told > 10:
                 told = time.monotonic()
                 log(INFO, "Waiting for nodes: %s of %s", len(nodes), self.min_available_nodes)
             time.sleep(1)
         return nodes
+
+    def _online(self, grid: Grid) -> list[Node]:
+        """Return the nodes that are online, in the order of their names."""
+        nodes = sorted(Link(grid).nodes(), key=lambda node: (natural(node.name), node.key))
+        for node in nodes:
+            self._samples.setdefault(node.key, None)
+        return nodes
+
+    def _total(self) -> int:
+        """Return n, the samples of all nodes; one whose samples are unknown counts as average."""
+        told = [samples for samples in self._samples.values() if samples is not None]
+        return round(sum(told) / len(told) * len(self._samples)) if told else 0
 
     def _counted(
         self, reply: Message, sent: dict[str, NDArray[Any]]
@@ -240,7 +259,7 @@ class FedMom(Strategy):
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise UnusableReplyError(f"node {node}: {name} is not finite")
-        self._known.note(self._asked.pop(node), samples)
+        self._samples[self._asked.pop(node)] = samples
         return samples, arrays, metrics
 
     def _metrics(self, content: RecordDict) -> tuple[int, MetricRecord]:
@@ -259,36 +278,32 @@ class FedMom(Strategy):
             return schedules.parse(self.learning_rate)
         if self.weighting != "population":
             return 1.0
-        return max(1.0, self._known.count() / self.clients_per_round)
+        return max(1.0, len(self._samples) / self.clients_per_round)
 
     def _step(self, state: State, gradient: Params) -> None:
         """Let the server step, and save what comes out. Only floats are trained."""
-        trained = [name for name in self._names if state.params[name].dtype.kind == "f"]
-        params = {name: state.params[name] for name in trained}
-        typed = {n: np.asarray(gradient[n], state.params[n].dtype) for n in trained}
-        updates, server = self.optimizer(self._rate()).update(typed, state.server, params)
-        stepped = optax.apply_updates(params, updates)
-        new = {n: np.asarray(stepped[n], params[n].dtype) for n in trained}
-        counters = {
-            n: np.round(state.params[n] - gradient[n]).astype(state.params[n].dtype)
-            for n in self._names
-            if n not in new
+        trained = {name: old for name, old in state.params.items() if old.dtype.kind == "f"}
+        typed = {name: np.asarray(gradient[name], old.dtype) for name, old in trained.items()}
+        updates, server = self.optimizer(self._rate()).update(typed, state.server, trained)
+        stepped = optax.apply_updates(trained, updates)
+        params = {
+            n: np.asarray(stepped[n] if n in trained else np.round(old - gradient[n]), old.dtype)
+            for n, old in state.params.items()
         }
-        if not all(np.isfinite(value).all() for value in new.values()):
+        if not all(np.isfinite(value).all() for value in params.values()):
             raise FedMomError(
                 f"Round {state.round + 1}: the server's step is not finite. Use a smaller"
                 " learning_rate, or a smaller learning rate on the clients."
             )
-        both = {**new, **counters}
-        self._state = State(state.round + 1, {n: both[n] for n in self._names}, server)
+        self._state = State(state.round + 1, params, server)
         if self._folder is not None:
-            self._known.save()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._folder / NODES, json.dumps(self._samples, indent=2).encode())
             # The model as NumPy's arrays: JAX would make 64-bit numbers 32-bit ones.
-            save(self._folder, Checkpoint(self._state._replace(params={}), self._state.params))
+            save(self._folder, Checkpoint(self._state._replace(params={}), params))
 
     def _begin(self, arrays: ArrayRecord) -> None:
         """Start with the first model, or resume with the saved one."""
-        self._names = list(arrays)
         params = {name: array.numpy() for name, array in arrays.items()}
         floats = {name: a for name, a in params.items() if a.dtype.kind == "f"}
         server = jax.tree.map(np.asarray, self.optimizer(1.0).init(floats))
@@ -296,14 +311,14 @@ class FedMom(Strategy):
         if self._folder is not None and (self._folder / NEWEST).exists():
             pointer = read_pointer(self._folder / NEWEST)
             kept = load(self._folder, pointer, self._state._replace(params={}))
-            found = {name: (a.shape, a.dtype) for name, a in kept.runtime.items()}
-            if found != {name: (a.shape, a.dtype) for name, a in params.items()}:
+            form = {name: (a.shape, a.dtype) for name, a in params.items()}
+            if form != {name: (a.shape, a.dtype) for name, a in kept.runtime.items()}:
                 raise FedMomError(
                     f"{self._folder} holds another model than the one to be trained. Choose another"
                     " folder."
                 )
             server = jax.tree.map(np.asarray, kept.state.server)
-            self._state = State(pointer.round, kept.runtime, server)
+            self._state = State(pointer.round, {n: kept.runtime[n] for n in params}, server)
             log(INFO, "Resuming after round %s, from %s", pointer.round, self._folder)
 
     def _now(self) -> State:
@@ -312,10 +327,8 @@ class FedMom(Strategy):
         return self._state
 
     def _arrays(self) -> ArrayRecord:
-        from flwr.app import Array
-
         params = self._now().params
-        return ArrayRecord({name: Array(np.asarray(params[name])) for name in self._names})
+        return ArrayRecord({name: Array(np.asarray(value)) for name, value in params.items()})
 
 
 class FedAvg(FedMom):
@@ -381,47 +394,12 @@ def _copy(config: ConfigRecord | None) -> ConfigRecord:
     return ConfigRecord(dict(config or {}))
 
 
-class KnownNodes:
-    """The samples of every node ever seen, so that population weights do not forget absent ones.
-
-    A node whose samples are not known yet counts as an average node.
-
-    Args:
-        folder: Where they are saved; None: nowhere.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._samples: dict[str, int | None] = {}
-        if folder is not None and (folder / NODES).exists():
-            try:
-                found = parse_json((folder / NODES).read_bytes())
-                self._samples = {str(k): None if n is None else int(n) for k, n in found.items()}
-            except (ValueError, AttributeError, TypeError, OverflowError):
-                raise FedMomError(f"{folder / NODES} is damaged. Remove it.") from None
-
-    def online(self, grid: Grid) -> list[Node]:
-        """Return the nodes that are online, in the order of their names."""
-        nodes = sorted(Link(grid).nodes(), key=lambda node: (natural(node.name), node.key))
-        for node in nodes:
-            self._samples.setdefault(node.key, None)
-        return nodes
-
-    def note(self, key: str, samples: int) -> None:
-        """Note the samples of a node."""
-        self._samples[key] = samples
-
-    def count(self) -> int:
-        """Return K, the nodes seen so far."""
-        return len(self._samples)
-
-    def total(self) -> int:
-        """Return n, the samples of all nodes, known or estimated."""
-        told = [samples for samples in self._samples.values() if samples is not None]
-        return round(sum(told) / len(told) * len(self._samples)) if told else 0
-
-    def save(self) -> None:
-        """Write them to the folder."""
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._folder / NODES, json.dumps(self._samples, indent=2).encode())
+def _read_samples(folder: Path | None) -> dict[str, int | None]:
+    """Return the samples of nodes that a folder knows, by their keys."""
+    if folder is None or not (folder / NODES).exists():
+        return {}
+    try:
+        found = parse_json((folder / NODES).read_bytes())
+        return {str(k): None if n is None else int(n) for k, n in found.items()}
+    except (ValueError, AttributeError, TypeError, OverflowError):
+        raise FedMomError(f"{folder / NODES} is damaged. Remove it.") from None

@@ -54,20 +54,12 @@ def evaluations(groups: Sequence[Group]) -> Figure:
     runs = [run for group in groups for run in group.runs]
     names = dict.fromkeys([metric, *(n for run in runs if run.evals for n in run.metrics)])
     panels = [Panel(f"Test {name}", name, _evaluated("test", name)) for name in names]
-    if metric != "loss":
-        panels.append(_of_the_worst(metric, "p10" if better > 0 else "p90"))
+    if metric != "loss":  # and of the clients that are badly off
+        worst = "p10" if better > 0 else "p90"
+        title, key = f"Test {metric}, {worst} of clients", f"{metric}_{worst}"
+        identical = "identical clients", _evaluated("test", f"{key}_identical")
+        panels.append(Panel(title, metric, _evaluated("test", key), identical))
     return figure("evaluations", groups, [LOSS, *panels])
-
-
-def _of_the_worst(metric: str, percentile: str) -> Panel:
-    """A percentile of the clients that are badly off."""
-    key = f"{metric}_{percentile}"
-    return Panel(
-        f"Test {metric}, {percentile} of clients",
-        metric,
-        _evaluated("test", key),
-        ("identical clients", _evaluated("test", f"{key}_identical")),
-    )
 
 
 def rounds(groups: Sequence[Group]) -> Figure:
@@ -86,18 +78,13 @@ def noted(key: str, groups: Sequence[Group]) -> Figure | None:
     names = dict.fromkeys(name for row in rows for name in row.get(key) or ())
     banded = {name for name in names if {f"{name}/min", f"{name}/max"} <= names.keys()}
     ends = {f"{name}/{end}" for name in banded for end in ("min", "max")}
-    panels = [
-        Panel(
-            f"{name} (band: min to max)" if name in banded else name,
-            "",
-            _noted(key, name),
-            ends=(_noted(key, f"{name}/min"), _noted(key, f"{name}/max"))
-            if name in banded
-            else None,
-        )
-        for name in names
-        if name not in ends
-    ]
+    panels = []
+    for name in names:
+        if name in banded:
+            band = _noted(key, f"{name}/min"), _noted(key, f"{name}/max")
+            panels.append(Panel(f"{name} (band: min to max)", "", _noted(key, name), ends=band))
+        elif name not in ends:
+            panels.append(Panel(name, "", _noted(key, name)))
     return figure(key, groups, panels) if panels else None
 
 

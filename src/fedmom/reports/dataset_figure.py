@@ -1,6 +1,5 @@
 """A dataset in figures: how unequal its clients are (the paper's Figure 2), and its samples."""
 
-import io
 import string
 import textwrap
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedmom.core.files import write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.summary import counts, label_mix, statistics
-from fedmom.reports.drawing import plain, quietly
+from fedmom.reports.drawing import image_bytes, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,16 +27,13 @@ VALUES_SHOWN = 200
 def show(data: FederatedData, folder: Path) -> list[Path]:
     """Draw the population and a page of samples as PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
+    pages = {"image": _image_page, "text": _text_page}
     figures = {"population": _population(data)}
-    if data.features.kind in ("image", "text"):
-        figures["samples"] = _samples(data)
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / f"{name}.png")
-        content = io.BytesIO()
-        with quietly():
-            figure.savefig(content, dpi=140)
-        write_atomic(paths[-1], content.getvalue())
+    if data.features.kind in pages:
+        figures["samples"] = pages[data.features.kind](data)
+    paths = [folder / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        write_atomic(path, image_bytes(figure, dpi=140))
     return paths
 
 
@@ -96,10 +92,6 @@ def _values(axis: Any, data: FederatedData) -> None:
     axis.set_title("Heterogeneity: values to predict", loc="left", fontsize=11)
 
 
-def _samples(data: FederatedData) -> "Figure":
-    return _image_page(data) if data.features.kind == "image" else _text_page(data)
-
-
 def _image_page(data: FederatedData) -> "Figure":
     """One client a row, some of its samples in it."""
     shown = _spread(data, CLIENTS_SHOWN)
@@ -114,8 +106,8 @@ def _image_page(data: FederatedData) -> "Figure":
         for axis, image, label in zip(line, x, y, strict=False):
             axis.imshow(image, cmap=None if image.ndim == 3 else "gray", vmin=0, vmax=1)
             axis.set_title(_label(data, names, label), fontsize=8, color=RED, pad=1.5)
-        user = _user(data, k)
-        line[0].text(0, -0.08, user, transform=line[0].transAxes, fontsize=7, va="top")
+        below = {"transform": line[0].transAxes, "fontsize": 7, "va": "top"}
+        line[0].text(0, -0.08, _short(data.users[k]), **below)
     return figure
 
 
@@ -129,7 +121,7 @@ def _text_page(data: FederatedData) -> "Figure":
     symbols = data.class_names or SYMBOLS
     for place, k in enumerate(shown):
         y = 1 - place / len(shown)
-        axis.text(0, y, _user(data, k), fontsize=9, color=BLUE, va="top", weight="bold")
+        axis.text(0, y, _short(data.users[k]), fontsize=9, color=BLUE, va="top", weight="bold")
         x, labels = _some(data, k, 2)
         for line, (window, label) in enumerate(zip(x, labels, strict=True), 1):
             words = "".join(symbols[int(s)] for s in window)
@@ -138,9 +130,9 @@ def _text_page(data: FederatedData) -> "Figure":
     return figure
 
 
-def _user(data: FederatedData, client: int) -> str:
-    """Return a client's name, as text and short enough to draw."""
-    return plain(textwrap.shorten(str(data.users[client]), LETTERS_OF_NAME, placeholder="..."))
+def _short(name: object) -> str:
+    """Return a name as text that is short enough to draw."""
+    return plain(textwrap.shorten(str(name), LETTERS_OF_NAME, placeholder="..."))
 
 
 def _some(data: FederatedData, client: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -172,9 +164,7 @@ def _label_names(data: FederatedData) -> list[str]:
         symbols = data.class_names or SYMBOLS
         return ["␣" if s == " " else plain(repr(s)[1:-1]) for s in symbols]
     if data.class_names is not None:
-        return [
-            plain(textwrap.shorten(n, LETTERS_OF_NAME, placeholder="...")) for n in data.class_names
-        ]
+        return list(map(_short, data.class_names))
     if data.features.kind == "image" and classes == 62:
         return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
     return [str(i) for i in range(classes)]

@@ -1,10 +1,11 @@
 """Differences paired over seeds: as tables, and in plain words."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmom.experiments import paired_tests
-from fedmom.experiments.paired_tests import Family, Measure, Pair
+from fedmom.experiments.paired_tests import Family, Pair
 from fedmom.experiments.results import Group
 from fedmom.experiments.seed_statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
 from fedmom.reports.charts import Grid
@@ -31,13 +32,7 @@ def families(groups: Sequence[Group]) -> list[Family]:
 def sentences(
     families: Sequence[Family], fastest: str, rates: Mapping[str, float | str]
 ) -> list[str]:
-    """Return what a comparison ends with, in plain words.
-
-    Args:
-        families: What was compared; none with one seed.
-        fastest: Who was fastest, a sentence, or nothing.
-        rates: Every algorithm's lr.
-    """
+    """Return what a comparison ends with: findings, who was fastest, and the learning rates."""
     found = [sentence(family) for family in families] or [ONE_SEED]
     return [text for text in (*found, fastest, LR.format(rates_text(rates))) if text]
 
@@ -60,11 +55,23 @@ def grid(family: Family) -> Grid:
     title = f"{name.capitalize()}: differences paired by seed"
     if family.best is not None:
         title += f", vs. {family.best} (best mean)"
-    shown = [[_label(pair, family), *_cells(pair, family)] for pair in family.pairs]
     first = "run" if family.best is not None else "pair"
+    rows = []
+    for pair in family.pairs:
+        found = pair.difference.interval
+        rows.append(
+            [
+                pair.ours if family.best is not None else f"{pair.ours} − {pair.theirs}",
+                str(found.seeds),
+                mean_text(pair),
+                NONE if found.half is None else f"{found.low:+.3f} to {found.high:+.3f}",
+                p_text(pair.p),
+                finding_text(pair.finding, family.measure.better),
+            ]
+        )
     ours = family.measure
     place = "test-loss" if (ours.split, ours.key) == ("test", "loss") else ours.key
-    return Grid(f"differences-{place}", title, (first, *COLUMNS), shown, _note(family))
+    return Grid(f"differences-{place}", title, (first, *COLUMNS), rows, _note(family))
 
 
 def records(family: Family) -> list[tuple[Any, ...]]:
@@ -80,18 +87,13 @@ def records(family: Family) -> list[tuple[Any, ...]]:
 
 def sentence(family: Family) -> str:
     """Say in plain words what the differences show."""
-    pairs_ = family.pairs
-    seeds = sorted({pair.difference.interval.seeds for pair in pairs_})
-    if all(pair.finding is Finding.TOO_FEW for pair in pairs_):
-        return (
-            f"{family.measure.name.capitalize()}: not enough seeds. {FEWEST} are the fewest,"
-            " and 10 are better."
-        )
-    over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    said = (
-        _counted(family) if family.best is not None else "; ".join(_said(p, family) for p in pairs_)
-    )
-    return f"{family.measure.name.capitalize()} over {over} seeds: {said}."
+    name = family.measure.name.capitalize()
+    if all(pair.finding is Finding.TOO_FEW for pair in family.pairs):
+        return f"{name}: not enough seeds. {FEWEST} are the fewest, and 10 are better."
+    seeds = [pair.difference.interval.seeds for pair in family.pairs]
+    over = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    said = "; ".join(_said(p, family) for p in family.pairs)
+    return f"{name} over {over} seeds: {_counted(family) if family.best is not None else said}."
 
 
 def finding_text(finding: Finding, better: int) -> str:
@@ -114,17 +116,6 @@ def p_text(p: float | None) -> str:
     return f"<{SMALLEST}" if p < SMALLEST else f"{p:.3f}"
 
 
-def _label(pair: Pair, family: Family) -> str:
-    return pair.ours if family.best is not None else f"{pair.ours} − {pair.theirs}"
-
-
-def _cells(pair: Pair, family: Family) -> list[str]:
-    found = pair.difference.interval
-    low_high = NONE if found.half is None else f"{found.low:+.3f} to {found.high:+.3f}"
-    finding = finding_text(pair.finding, family.measure.better)
-    return [str(found.seeds), mean_text(pair), low_high, p_text(pair.p), finding]
-
-
 def _note(family: Family) -> str:
     if family.measure == paired_tests.LOSS:
         return "As above; lower is better."
@@ -133,32 +124,26 @@ def _note(family: Family) -> str:
         f", corrected by Holm's method for all {family.tested} pairs; each interval is that of its"
         " pair alone"
     )
+    lower = " Lower is better." if family.measure.better < 0 else ""
+    margin = family.measure.margin
+    equal = "" if margin is None else f" Equal: the interval lies within ±{margin:g}."
     return (
         f"Ahead or behind: {first} is, with p below {1 - LEVEL:.2f}. p is that of the paired t"
-        f" test{holm if family.tested > 1 else ''}.{_more(family.measure)}"
+        f" test{holm if family.tested > 1 else ''}.{lower}{equal}"
     )
 
 
-def _more(measure: Measure) -> str:
-    lower = " Lower is better." if measure.better < 0 else ""
-    if measure.margin is None:
-        return lower
-    return f"{lower} Equal: the interval lies within ±{measure.margin:g}."
-
-
 def _said(pair: Pair, family: Family) -> str:
-    word = finding_text(pair.finding, family.measure.better)
-    mean = pair.difference.interval.mean
-    by = f" by {abs(mean):.3f}" if abs(mean) < float("inf") else ""
-    if word == "ahead":
-        return f"{pair.ours} is ahead of {pair.theirs}{by}"
-    if word == "behind":
-        return f"{pair.theirs} is ahead of {pair.ours}{by}"
-    if pair.finding is Finding.EQUAL:
-        return f"{pair.ours} and {pair.theirs} are {EQUAL}"
-    if pair.finding is Finding.OPEN:
-        return f"{pair.ours} against {pair.theirs} is {word}"
-    return f"{word} for {pair.ours} against {pair.theirs}"
+    word, ours, theirs = finding_text(pair.finding, family.measure.better), pair.ours, pair.theirs
+    mean = abs(pair.difference.interval.mean)
+    by = f" by {mean:.3f}" if mean < math.inf else ""
+    texts = {
+        "ahead": f"{ours} is ahead of {theirs}{by}",
+        "behind": f"{theirs} is ahead of {ours}{by}",
+        EQUAL: f"{ours} and {theirs} are {EQUAL}",
+        str(Finding.OPEN): f"{ours} against {theirs} is {word}",
+    }
+    return texts.get(word, f"{word} for {ours} against {theirs}")
 
 
 def _counted(family: Family) -> str:

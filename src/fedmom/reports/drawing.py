@@ -1,11 +1,10 @@
 """Charts -> image files for print, at the size of a paper's page."""
 
-import contextlib
 import io
 import itertools
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +66,10 @@ def draw(figure: Figure, colours: Mapping[str, int] | None = None) -> "Image":
         for axes in panels[len(figure.charts) :]:
             axes.set_axis_off()
         if figure.title:
-            fit = int(HEADLINE_LETTERS * image.get_figwidth() / width)
-            lines = (
-                textwrap.fill(line, fit, break_long_words=False)
-                for line in plain(figure.title).split("\n")
+            fit = textwrap.TextWrapper(
+                int(HEADLINE_LETTERS * image.get_figwidth() / width), break_long_words=False
             )
+            lines = map(fit.fill, plain(figure.title).split("\n"))
             image.suptitle("\n".join(lines), x=0.01, ha="left", fontweight="bold")
         if len(handles) > 1:
             _draw_legend(image, handles, columns)
@@ -89,22 +87,21 @@ def save(
 
     image = draw(figure, colours)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind in formats:
-        content = io.BytesIO()
-        with matplotlib.rc_context(STYLE), quietly():
-            image.savefig(content, format=kind, dpi=300, metadata=METADATA.get(kind))
-        paths.append(folder / f"{figure.name}.{kind}")
-        write_atomic(paths[-1], content.getvalue())
+    paths = [folder / f"{figure.name}.{kind}" for kind in formats]
+    with matplotlib.rc_context(STYLE):
+        for path, kind in zip(paths, formats, strict=True):
+            content = image_bytes(image, format=kind, dpi=300, metadata=METADATA.get(kind))
+            write_atomic(path, content)
     return paths
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Draw a letter that the font lacks as a box, without a warning."""
+def image_bytes(image: "Image", **how: Any) -> bytes:
+    """Return a file's content; a letter that the font lacks is a box, without a warning."""
+    content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
+        image.savefig(content, **how)
+    return content.getvalue()
 
 
 def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str, Any]:
@@ -116,51 +113,45 @@ def _draw_chart(axes: Any, chart: Chart, colours: Mapping[str, int]) -> dict[str
             _draw_heat(axes, mark)
             continue
         number = colours[mark.label]
-        colour = LIGHT[number % len(LIGHT)]
+        look = {"color": LIGHT[number % len(LIGHT)]}
         if isinstance(mark, Line):
-            handle = _draw_line(axes, mark, number, colour)
+            handle = _draw_line(axes, mark, number, look)
         elif isinstance(mark, Area):
-            handle = axes.fill_between(
-                mark.x, mark.low, mark.high, color=colour, alpha=0.25, linewidth=0
-            )
+            handle = axes.fill_between(mark.x, mark.low, mark.high, alpha=0.25, linewidth=0, **look)
         else:
-            handle = _draw_bars(axes, mark, bars.index(mark), len(bars), colour)
+            handle = _draw_bars(axes, mark, bars.index(mark), len(bars), look)
         handles[mark.label] = handle
     if chart.log_x:
         axes.set_xscale("log")
     if chart.log_y:
         axes.set_yscale("log")
     axes.set_title(textwrap.fill(plain(chart.title), TITLE_LETTERS), loc="left")
-    axes.set_xlabel(plain(chart.x))
-    axes.set_ylabel(plain(chart.y))
+    axes.set(xlabel=plain(chart.x), ylabel=plain(chart.y))
     if not any(isinstance(m, Heat) for m in chart.marks):
         axes.grid(axis="y" if bars else "both")
     axes.margins(x=0.02)
     return handles
 
 
-def _draw_line(axes: Any, line: Line, number: int, colour: str) -> Any:
+def _draw_line(axes: Any, line: Line, number: int, look: dict[str, Any]) -> Any:
     dash = DASHES[1] if line.dashed else DASHES[number // len(LIGHT) % len(DASHES)]
     if line.low is not None and line.high is not None:
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(line.x, line.low, line.high, alpha=0.18, linewidth=0, **look)
     marker = {"marker": "o", "markersize": 3.5} if line.markers or len(line.x) == 1 else {}
-    (handle,) = axes.plot(line.x, line.y, color=colour, linewidth=1.3, linestyle=dash, **marker)
+    (handle,) = axes.plot(line.x, line.y, linewidth=1.3, linestyle=dash, **look, **marker)
     return handle
 
 
-def _draw_bars(axes: Any, bars: Bars, place: int, count: int, colour: str) -> Any:
+def _draw_bars(axes: Any, bars: Bars, place: int, count: int, look: dict[str, Any]) -> Any:
     """Draw one of ``count`` sets of bars, side by side at each place."""
-    names = [x for x in bars.x if isinstance(x, str)]
+    names = [plain(x) for x in bars.x if isinstance(x, str)]
+    centres = [float(x) for x in (range(len(names)) if names else bars.x)]
     if names:
-        centres = [float(i) for i in range(len(names))]
-        axes.set_xticks(centres, [plain(n) for n in names])
-    else:
-        centres = [float(x) for x in bars.x]
-    ordered = sorted(set(centres))
-    gap = min((b - a for a, b in itertools.pairwise(ordered)), default=1.0)
+        axes.set_xticks(centres, names)
+    gap = min((b - a for a, b in itertools.pairwise(sorted(set(centres)))), default=1.0)
     width = 0.85 * gap / count
     left = [c + width * (place - (count - 1) / 2) for c in centres]
-    return axes.bar(left, bars.height, width, color=colour)
+    return axes.bar(left, bars.height, width, **look)
 
 
 def _draw_heat(axes: Any, heat: Heat) -> None:
@@ -186,8 +177,7 @@ def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None
             cell = plain(texts[row][column])
             axes.text(column, row, cell, ha="center", va="center", color=colour, fontsize=7)
     axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     for row, column in heat.framed:
         look: Any = {"fill": False, "edgecolor": "#000000", "linewidth": 2, "clip_on": False}
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
@@ -195,14 +185,14 @@ def _draw_written(axes: Any, heat: Heat, texts: Sequence[Sequence[str]]) -> None
 
 def _draw_legend(image: Any, handles: Mapping[str, Any], columns: int) -> None:
     """One legend for all panels, below them: equal labels look alike in each."""
-    longest = max(len(label) for label in handles)
+    longest = max(map(len, handles))
     fitting = max(1, int(columns * PANEL_INCHES[0] * 14 / (longest + 6)))
     lines = -(-len(handles) // fitting)
     # A legend of many lines would leave the panels no room.
     image.set_figheight(image.get_figheight() + LINE_INCHES * max(0, lines - LEGEND_LINES))
     image.legend(
         list(handles.values()),
-        [plain(label) for label in handles],
+        list(map(plain, handles)),
         loc="outside lower center",
         ncols=min(len(handles), fitting),
         frameon=False,

@@ -106,7 +106,7 @@ def mean_text(values: Sequence[float], form: str = "{:.3f}") -> str:
 
 def over_seeds_note(groups: Sequence[Group]) -> str:
     """Say what stands below the means; nothing if no group has several seeds."""
-    most, fewest = (f(len(group.runs) for group in groups) for f in (max, min))
+    most, fewest = (end(len(group.runs) for group in groups) for end in (max, min))
     if most == 1:
         return ""
     if most < FEWEST:
@@ -117,15 +117,12 @@ def over_seeds_note(groups: Sequence[Group]) -> str:
 
 def _note(groups: Sequence[Group]) -> str:
     mixed = any(len(group.steady) < len(group.runs) for group in groups)
-    return " ".join(
-        text
-        for text in (
-            over_seeds_note(groups),
-            "Runs that diverged are left out of means." if mixed else "",
-            _percentiles_note(ranked_by(groups).metric, [r for g in groups for r in g.runs]),
-        )
-        if text
+    texts = (
+        over_seeds_note(groups),
+        "Runs that diverged are left out of means." if mixed else "",
+        _percentiles_note(ranked_by(groups).metric, [r for g in groups for r in g.runs]),
     )
+    return " ".join(filter(None, texts))
 
 
 def _metrics(groups: Sequence[Group]) -> list[str]:
@@ -140,10 +137,7 @@ def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
     """Say what percentiles are of, and how many samples stand behind them."""
     if metric == "loss":
         return ""
-    clients, samples = (
-        _range({known for run in runs if (known := run.last("test", key)) is not None})
-        for key in ("clients", "samples")
-    )
+    clients, samples = (_range(_lasts(runs, "test", key)) for key in ("clients", "samples"))
     if not clients:  # an earlier version's runs
         return f"p10 to p90: test {metric} over clients."
     said = f"p10 to p90: test {metric} over {clients} clients with {samples} test samples in all"
@@ -152,11 +146,9 @@ def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
     return f"{said}."
 
 
-def _range(numbers: set[float]) -> str:
-    if not numbers:
-        return ""
-    low, high = f"{min(numbers):,.0f}", f"{max(numbers):,.0f}"
-    return low if low == high else f"{low} to {high}"
+def _range(numbers: Sequence[float]) -> str:
+    ends = {f"{end:,.0f}": None for end in (min(numbers), max(numbers))} if numbers else {}
+    return " to ".join(ends)
 
 
 def _row(
@@ -166,7 +158,7 @@ def _row(
     ends = _lasts(runs, "test", "round")
     return [
         group.label,
-        *([_range(set(ends)) or NONE] if with_round else []),
+        *([_range(ends) or NONE] if with_round else []),
         mean_text(_lasts(runs, "train", "loss")),
         *(mean_text(_lasts(runs, "test", m), RankedBy(m, runs[0].better(m)).form) for m in metrics),
         *(_percentile(runs, by, name) for name in PERCENTILES if by.metric != "loss"),
@@ -222,18 +214,19 @@ def device_grid(folder: Path, rejected: Mapping[int, str]) -> Grid | None:
             there = event["clients"]
         if type(event.get("client")) is int:
             seen[event["client"]].append(event)
-    rows = [
-        _device_row(device, seen[k], _presence(k, there), rejected.get(k, ""))
-        for k, device in enumerate(known)
-    ]
+    rows = []
+    for k, device in enumerate(known):
+        presence = NONE if there is None else "online" if k in there else "offline"
+        rows.append([*device, *_device_row(seen[k], presence, rejected.get(k, ""))])
     note = f"Rounds that were repeated, since too few had answered: {repeated}." if repeated else ""
     return Grid("devices", "Devices", DEVICE_COLUMNS, rows, note)
 
 
-def _known_devices(folder: Path) -> list[Mapping[str, Any]] | None:
+def _known_devices(folder: Path) -> list[tuple[str, str]] | None:
+    """Return the names of a run's devices, and how many samples they train on."""
     try:
         devices = parse_json((folder / DEVICES).read_bytes())["devices"]
-        return [{"name": str(d["name"]), "train": int(d["train"])} for d in devices]
+        return [(str(device["name"]), f"{int(device['train']):,}") for device in devices]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -243,38 +236,21 @@ def _known_devices(folder: Path) -> list[Mapping[str, Any]] | None:
         ) from None
 
 
-def _presence(client: int, there: list[Any] | None) -> str:
-    """Return whether a device was online when somebody was last asked."""
-    return "–" if there is None else "online" if client in there else "offline"
-
-
-def _device_row(
-    device: Mapping[str, Any], seen: list[Mapping[str, Any]], presence: str, rejected: str
-) -> list[str]:
+def _device_row(seen: list[Mapping[str, Any]], presence: str, rejected: str) -> list[str]:
     of = {name: [e for e in seen if e.get("event") == name] for name in EVENT_WORDS}
     seconds = [e["seconds"] for e in of["answered"] if _is_number(e.get("seconds"))]
     missed = of["failed"] + of["too late"]
     why = str(missed[-1].get("reason", "")) if missed else ""
+    last = NONE
+    if seen:
+        kind, place = str(seen[-1].get("event")), seen[-1].get("round")
+        where = "" if "round" not in seen[-1] else f", round {place}"
+        last = f"{_clock(seen[-1].get('at'))} {EVENT_WORDS.get(kind, kind)}{where}".strip()
     return [
-        device["name"],
-        f"{device['train']:,}",
-        str(len(of["asked"])),
-        str(len(of["answered"])),
-        f"{statistics.median(seconds):.1f}" if seconds else "–",
-        str(len(missed)),
-        presence,
-        _last_event(seen),
-        rejected or why,
+        *(str(len(of["asked"])), str(len(of["answered"]))),
+        f"{statistics.median(seconds):.1f}" if seconds else NONE,
+        *(str(len(missed)), presence, last, rejected or why),
     ]
-
-
-def _last_event(seen: list[Mapping[str, Any]]) -> str:
-    if not seen:
-        return "–"
-    event = seen[-1]
-    what = EVENT_WORDS.get(str(event.get("event")), str(event.get("event")))
-    place = f", round {event['round']}" if "round" in event else ""
-    return f"{_clock(event.get('at'))} {what}{place}".strip()
 
 
 def _clock(at: Any) -> str:

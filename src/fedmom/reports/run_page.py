@@ -1,6 +1,7 @@
 """Results -> the page of a report: numbers, curves, settings, versions."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,8 @@ from fedmom.experiments.results import (
 )
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Figure, Grid, colours_of
-from fedmom.reports.html import Part, Section, Settings, Words
-from fedmom.reports.html.live import View
-from fedmom.reports.html.render import write_page
+from fedmom.reports.html import Part, Section, Settings, Words, write_page
+from fedmom.reports.live import View
 
 SECONDS_TO_WORRY = 30.0
 EARLY = ("diverged", "stopped", "unfinished")  # the statuses of runs that are not whole
@@ -96,37 +96,28 @@ def live_view(folder: Path) -> View:
 def progress(results: Sequence[Result], folder: Path) -> tuple[str, str]:
     """Return the status of runs: a word, and a sentence."""
     rounds = sum(run.done for run in results)
-    early = _counts(results, ("diverged", "stopped"))
-    if not any(run.status == "unfinished" for run in results):
+    statuses = Counter(run.status for run in results)
+    early = [f"{statuses[name]} {name}" for name in ("diverged", "stopped") if statuses[name]]
+    if not statuses["unfinished"]:
         ended = ", ".join([_count(len(results), "run"), _count(rounds, "round"), *early])
         return "finished", f"Finished: {ended}."
     # A run that diverged has no more rounds to come.
     total = sum(run.done if run.stop else run.config.rounds for run in results)
     place = f"{rounds} of {_count(total, 'round')}"
     if len(results) > 1:
-        finished = sum(run.finished for run in results)
-        place = ", ".join([place, f"{finished} of {len(results)} runs finished", *early])
+        finished = f"{statuses['finished']} of {len(results)} runs finished"
+        place = ", ".join([place, finished, *early])
     silent = time.time() - max(run.changed for run in results)
     longest = max((row["seconds"] for run in results for row in run.rounds), default=0.0)
     if silent > max(SECONDS_TO_WORRY, 5 * longest):
+        command = f"fedmom resume {folder}"
+        if any(run.config.data == "devices" for run in results):  # they need their server
+            command = f"fedmom deploy run DEPLOYMENT --out {folder}, with the deployment's folder"
         return "waiting", (
             f"Not moving: nothing new for {_duration(silent)}, at {place}. If it was stopped,"
-            f" resume it: {_command(results, folder)}"
+            f" resume it: {command}"
         )
     return "running", f"Running: {place}." if rounds else "Started: no round has ended yet."
-
-
-def _command(results: Sequence[Result], folder: Path) -> str:
-    """Return the command that resumes runs; those on devices need their server."""
-    if any(run.config.data == "devices" for run in results):
-        return f"fedmom deploy run DEPLOYMENT --out {folder}, with the deployment's folder"
-    return f"fedmom resume {folder}"
-
-
-def _counts(results: Sequence[Result], statuses: Sequence[str]) -> list[str]:
-    """Return texts such as "2 diverged", for the statuses that runs have."""
-    counts = ((sum(run.status == status for run in results), status) for status in statuses)
-    return [f"{count} {status}" for count, status in counts if count]
 
 
 def _headline(groups: Sequence[Group]) -> tuple[str, str]:
@@ -144,12 +135,7 @@ def _headline(groups: Sequence[Group]) -> tuple[str, str]:
 
 def _theory(groups: Sequence[Group]) -> list[Section]:
     """Return what `fedmom theory check` has found about the runs, if it was called."""
-    said = [
-        f"{group.label}{_seed(run, group)}: {text}"
-        for group in groups
-        for run in group.runs
-        if (text := run.theory())
-    ]
+    said = [f"{name}: {text}" for name, run in _named(groups) if (text := run.theory())]
     return [Section("Theory", [Words("\n\n".join(said))])] if said else []
 
 
@@ -170,17 +156,20 @@ def stopped_early(groups: Sequence[Group]) -> list[str]:
     found = []
     for status in EARLY:
         runs = [
-            f"{group.label}{_seed(run, group)}: {run.done} of {run.config.rounds} rounds{_why(run)}"
-            for group in groups
-            for run in group.runs
+            f"{name}: {run.done} of {run.config.rounds} rounds{_why(run)}"
+            for name, run in _named(groups)
             if run.status == status
         ]
         found += [f"{status.capitalize()}: {'; '.join(runs)}."] if runs else []
     return found
 
 
-def _seed(run: Result, group: Group) -> str:
-    return f", seed {run.config.seed}" if len(group.runs) > 1 else ""
+def _named(groups: Sequence[Group]) -> Iterator[tuple[str, Result]]:
+    """Yield the runs with their group's label, and the seed where a group has several."""
+    for group in groups:
+        for run in group.runs:
+            seed = f", seed {run.config.seed}" if len(group.runs) > 1 else ""
+            yield f"{group.label}{seed}", run
 
 
 def _why(run: Result) -> str:
@@ -191,28 +180,27 @@ def _why(run: Result) -> str:
 
 def _devices(results: Sequence[Result]) -> list[Part]:
     """Return a table of the devices of every run that was deployed."""
-    found = []
+    found: list[Part] = []
     for run in results:
         why = {c: reason for row in run.rounds for c, reason in row.get("rejected", ())}
         shown = result_tables.device_grid(run.path, why)
         if shown is not None:
             title = shown.title if len(results) == 1 else f"{shown.title} of {run.path.name}"
             found.append(replace(shown, title=title))
-    return [*found]
+    return found
 
 
 def _settings(groups: Sequence[Group]) -> list[Part]:
     runs = [(group.label, run) for group in groups for run in group.runs]
-    places = [[label, str(run.config.seed), _rounds(run), str(run.path)] for label, run in runs]
+    places = []
+    for label, run in runs:
+        rounds = "" if run.finished else f" of {run.config.rounds}, {run.status}"
+        places.append([label, str(run.config.seed), f"{run.done}{rounds}", str(run.path)])
     return [
         *_compared("settings", "Settings", [(g.label, g.runs[0].settings()) for g in groups]),
         *_compared("versions", "Versions", [(label, run.versions or {}) for label, run in runs]),
         Grid("runs", "Runs", ("run", "seed", "rounds", "folder"), places),
     ]
-
-
-def _rounds(run: Result) -> str:
-    return str(run.done) if run.finished else f"{run.done} of {run.config.rounds}, {run.status}"
 
 
 def _compared(name: str, title: str, values: Sequence[tuple[str, Mapping[str, str]]]) -> list[Part]:

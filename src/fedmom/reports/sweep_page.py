@@ -1,16 +1,158 @@
-"""The page of a sweep: the ranking, the grid as a heat map, and the curves."""
+"""A sweep: its ranking, seeds taken together, as table and CSV; and its page with a heat map."""
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedmom.experiments.results import SWEEP_LIST, Group, Result, common_settings
-from fedmom.reports import ranking, run_page
-from fedmom.reports.charts import Chart, Figure, Heat
+from fedmom.core.files import write_atomic
+from fedmom.experiments import paired_tests
+from fedmom.experiments.paired_tests import Pair
+from fedmom.experiments.results import (
+    SWEEP_LIST,
+    Group,
+    RankedBy,
+    Result,
+    common_settings,
+    ranked_by,
+)
+from fedmom.experiments.seed_statistics import Interval, interval
+from fedmom.reports import differences, run_page
+from fedmom.reports.charts import Chart, Figure, Grid, Heat
 from fedmom.reports.html import Section, Words
+from fedmom.reports.result_tables import mean_text, over_seeds_note
 from fedmom.reports.run_page import Overview
+
+CHOSEN = (
+    "The first row was selected on these runs, so its numbers are optimistic: report it on other"
+    " seeds, such as fedmom compare --seed 100 --seeds 10 with its settings."
+)
+FILE_COLUMNS = (  # of the CSV; {} is the metric that runs are ranked by
+    *("runs", "seeds", "train loss", "test {}", "test {} low", "test {} high"),
+    *("difference", "difference low", "difference high", "p (Holm)", "finding"),
+    *("best", "stopped"),
+)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A row: the runs that differ in their seed only, and their difference to the best row."""
+
+    group: Group
+    by: RankedBy
+    pair: Pair | None = None  # None: it is the best row itself, or the data are others
+
+    @property
+    def losses(self) -> list[float]:
+        return self._ends("train", "loss")
+
+    @property
+    def metrics(self) -> list[float]:
+        return self._ends("test", self.by.metric)
+
+    @property
+    def best(self) -> list[float]:
+        """Metrics at any evaluation."""
+        runs = self.group.steady
+        return [run.best() for run in runs if run.curve("test", self.by.metric)]
+
+    def _ends(self, split: str, key: str) -> list[float]:
+        values = (run.last(split, key) for run in self.group.steady)
+        return [value for value in values if value is not None]
+
+    @property
+    def stopped(self) -> int:
+        return sum(bool(run.stop) for run in self.group.runs)
+
+    def order(self) -> tuple[bool, bool, float]:
+        """What rows are sorted by: settings with which a run diverged come after the others."""
+        diverged = any(run.diverged for run in self.group.runs)
+        return not self.metrics, diverged, -self.by.better * interval(self.metrics or [0.0]).mean
+
+    def texts(self, *, seeds: bool, stopped: bool) -> list[str]:
+        """Return the cells of the table."""
+        shown = [self.group.label, str(len(self.group.runs))]
+        shown += [mean_text(self.losses).partition("\n")[0], mean_text(self.metrics, self.by.form)]
+        shown += self._against_best() if seeds else []
+        shown += [mean_text(self.best, self.by.form).partition("\n")[0]]
+        return [*shown, *([str(self.stopped or "")] if stopped else [])]
+
+    def values(self) -> list[object]:
+        """Return the cells of the file, with all digits; None where there is no number."""
+        loss, best = (_bounds(interval(values))[0] for values in (self.losses, self.best))
+        found = self.pair.difference.interval if self.pair else interval([])
+        said = (self.pair.p, self._finding(self.pair)) if self.pair else (None, None)
+        means = *_bounds(interval(self.metrics)), *_bounds(found)
+        return [self.group.label, len(self.group.runs), loss, *means, *said, best, self.stopped]
+
+    def _against_best(self) -> list[str]:
+        if self.pair is None:
+            return ["", "best"]
+        mean, half = differences.mean_text(self.pair), self.pair.difference.interval.half
+        finding = self._finding(self.pair)
+        for last in (" seeds", " ±"):  # in two lines, or names would have no room
+            finding = finding.replace(last, f"\n{last.strip()}")
+        if half is None:
+            return [mean, finding]
+        return [f"{mean}\n±{half:.3f}", f"{finding}\np {differences.p_text(self.pair.p)}"]
+
+    def _finding(self, pair: Pair) -> str:
+        return differences.finding_text(pair.finding, self.by.better)
+
+
+def ranking(groups: Sequence[Group]) -> Grid:
+    """Return the table of a sweep, best first."""
+    ranks = _ranked(groups)
+    seeds, stopped = paired_tests.comparable(groups), any(rank.stopped for rank in ranks)
+    metric = ranked_by(groups).metric
+    columns = [
+        *("runs", "seeds", "train loss", f"test {metric}"),
+        *(("vs. best", "finding") if seeds else ()),
+        *("best so far", *(("stopped",) if stopped else ())),
+    ]
+    rows = [rank.texts(seeds=seeds, stopped=stopped) for rank in ranks]
+    return Grid("sweep", f"Best first, by test {metric}", columns, rows, _note(groups))
+
+
+def write_ranking(path: Path, groups: Sequence[Group]) -> Path:
+    """Write the ranking as CSV, with all digits; return its path."""
+    file = io.StringIO()
+    columns = [name.format(ranked_by(groups).metric) for name in FILE_COLUMNS]
+    csv.writer(file).writerows([columns, *(rank.values() for rank in _ranked(groups))])
+    write_atomic(path, file.getvalue().encode())
+    return path
+
+
+def _ranked(groups: Sequence[Group]) -> list[_Rank]:
+    by = ranked_by(groups)
+    ranks = sorted((_Rank(group, by) for group in groups), key=_Rank.order)
+    if not paired_tests.same_data(groups):
+        return ranks
+    measure = paired_tests.ranking_measure(groups)
+    family = paired_tests.family([rank.group for rank in ranks], measure, best=0)
+    return [replace(r, pair=p) for r, p in zip(ranks, [None, *family.pairs], strict=True)]
+
+
+def _bounds(found: Interval) -> tuple[float | None, float | None, float | None]:
+    """Return the mean and the interval of numbers, where there are any and seeds enough."""
+    mean = None if math.isnan(found.mean) else found.mean
+    return (mean, found.low, found.high) if found.half is not None else (mean, None, None)
+
+
+def _note(groups: Sequence[Group]) -> str:
+    over_seeds = over_seeds_note(groups)
+    if len(groups) == 1 or not paired_tests.same_data(groups):
+        return over_seeds
+    if not over_seeds:
+        return f"One seed is not evidence: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
+    tested = len(groups) * (len(groups) - 1) // 2
+    return (
+        f"{over_seeds} Differences to the first row are paired by seed, with p corrected by Holm's"
+        f" method for all {tested} pairs of rows. {CHOSEN}"
+    )
 
 
 def overview(groups: Sequence[Group], goal: float | None = None) -> Overview:
@@ -24,7 +166,7 @@ def overview(groups: Sequence[Group], goal: float | None = None) -> Overview:
     early = Words("\n\n".join(run_page.stopped_early(groups)))
     grid = heat_maps(groups)
     sections = [
-        Section("Ranking", [early, ranking.grid(groups)]),
+        Section("Ranking", [early, ranking(groups)]),
         *([Section("Grid", [grid])] if grid else []),
         *view.sections[1:],  # the ranking has the numbers already
     ]
@@ -68,10 +210,9 @@ def heat_maps(groups: Sequence[Group]) -> Figure | None:
     metric = groups[0].runs[0].metric
     measures = (("train", "loss", "Training loss"), ("test", metric, f"Test {metric}"))
     for split, key, title in measures:
-        cells = {
-            (_row(each, down), each.get(across, "–")): _mean(group.steady, split, key)
-            for each, group in zip(settings, groups, strict=True)
-        }
+        means = [_mean(group.steady, split, key) for group in groups]
+        places = [(_row(each, down), each.get(across, "–")) for each in settings]
+        cells = dict(zip(places, means, strict=True))
         if all(map(math.isnan, cells.values())):
             continue
         shades = [[cells.get((row, column), math.nan) for column in columns] for row in rows]
@@ -85,10 +226,8 @@ def _telling(names: list[str], settings: Sequence[Mapping[str, str]]) -> list[st
     kept = list(names)
     for name in reversed(names):
         others = [other for other in kept if other != name]
-        if len({_row(each, others) for each in settings}) == len(
-            {_row(each, kept) for each in settings}
-        ):
-            kept = others
+        with_, without = (len({_row(each, some) for each in settings}) for some in (kept, others))
+        kept = others if with_ == without else kept
     return kept
 
 

@@ -40,9 +40,9 @@ class Directions:
     """
 
     fedavg: list[float]
-    fedsgd: list[float] | None
-    elsewhere: list[float] | None
-    target: str | None
+    fedsgd: list[float] | None = None
+    elsewhere: list[float] | None = None
+    target: str | None = None
     # The same over |g| |w - w*|: a longer step has a larger product, not a better direction.
     fedavg_cosine: list[float] | None = None
     fedsgd_cosine: list[float] | None = None
@@ -101,29 +101,21 @@ def replay(
         steps = experiment.train(start, runtime)
         for state, record in track(steps, f"replaying {run.name}", total=rounds, console=console):
             after = _flat(state.params)
-            step = (here - after) / eta
-            products["fedavg"].append(float(step @ (here - last)))
-            products["fedavg_cosine"].append(_cosine(step, here - last))
-            if aside is not None:
-                products["elsewhere"].append(float(step @ (here - aside)))
+            taken = {"fedavg": (here - after) / eta}
             if gradient is not None:
-                theirs = gradient(params, record)
-                products["fedsgd"].append(float(theirs @ (here - last)))
-                products["fedsgd_cosine"].append(_cosine(theirs, here - last))
+                taken["fedsgd"] = gradient(params, record)
+            for method, step in taken.items():
+                products[method].append(float(step @ (here - last)))
+                products[f"{method}_cosine"].append(_cosine(step, here - last))
+            if aside is not None:
+                products["elsewhere"].append(float(taken["fedavg"] @ (here - aside)))
             params, here = state.params, after
     if not np.array_equal(here, last):
         raise FedMomError(
             f"Replaying {run} did not end at its checkpoint: it was trained by another version or"
             " on another machine. Move the folder away, and run the command again."
         )
-    return Directions(
-        products["fedavg"],
-        products["fedsgd"] or None,
-        products["elsewhere"] or None,
-        other.name if other else None,
-        products["fedavg_cosine"],
-        products["fedsgd_cosine"] or None,
-    )
+    return Directions(target=other.name if other else None, **products)
 
 
 @contextmanager

@@ -52,19 +52,13 @@ def _label_shares(name: str, data: FederatedData) -> Chart:
     total = np.sum([label_mix(data, k) for k in some], axis=0)
     labels = np.argsort(-total, kind="stable")[:LABELS]
     mixes = [label_mix(data, int(k)) for k in shown]
-    return Chart(
-        f"{name}: labels",
-        "label",
-        "client (samples)",
-        [
-            Heat(
-                "share",
-                [f"{k} ({data.train.size[k]})" for k in shown],
-                [_label(data, int(label)) for label in labels],
-                [(mix[labels] / mix.sum()).tolist() for mix in mixes],
-            )
-        ],
+    heat = Heat(
+        "share",
+        [f"{k} ({data.train.size[k]})" for k in shown],
+        [_label(data, int(label)) for label in labels],
+        [(mix[labels] / mix.sum()).tolist() for mix in mixes],
     )
+    return Chart(f"{name}: labels", "label", "client (samples)", [heat])
 
 
 def _label(data: FederatedData, label: int) -> str:
@@ -117,10 +111,8 @@ def against_fedsgd(findings: Findings) -> Figure:
     charts = []
     products = findings.directions.get(name)
     if products is not None and products.fedsgd is not None:
-        lines = [
-            _products(NAMES["fedavg"], products.fedavg, length),
-            _products(NAMES["fedsgd"], products.fedsgd, length),
-        ]
+        both = {"fedavg": products.fedavg, "fedsgd": products.fedsgd}
+        lines = [_products(NAMES[m], each, length) for m, each in both.items()]
         charts.append(_with_gap("inner product", "<g, w - w*>", lines))
     if name in findings.equal:
         shown = _by_name(findings.equal[name], ("fedavg", "fedsgd"))
@@ -148,8 +140,8 @@ def _with_gap(title: str, y: str, lines: Sequence[Line]) -> Chart:
 
 def _by_name(contest: Contest, methods: Iterable[str] | None = None) -> dict[str, Measures]:
     """Return the measures of a contest's methods, by the names that they are shown by."""
-    entries = contest.entries
-    return {NAMES[m]: entries[m].measures for m in methods or entries if m in entries}
+    found = contest.measures
+    return {NAMES[m]: found[m] for m in methods or found if m in found}
 
 
 def _panels(task: str, shown: Mapping[str, Measures]) -> list[Chart]:
@@ -166,9 +158,9 @@ def comparison(contests: Mapping[str, Contest], name: str, title: str) -> Figure
     rates = [
         f"γ on {contest.where}: "
         + ", ".join(
-            f"{NAMES[m]} {e.choice.lr:g} ({e.measures.seeds_text()}"
-            f"{', edge of its grid' if e.choice.at_edge else ''})"
-            for m, e in contest.entries.items()
+            f"{NAMES[m]} {contest.choices[m].lr:g} ({each.seeds_text()}"
+            f"{', edge of its grid' if contest.choices[m].at_edge else ''})"
+            for m, each in contest.measures.items()
         )
         for contest in contests.values()
     ]
@@ -186,18 +178,12 @@ def _chart(title: str, y: str, lines: Sequence[Line]) -> Chart:
 def sensitivity(findings: Findings) -> Figure:
     """Figure 6: final training loss over step sizes and over local work."""
     name = findings.scale.femnist.name
-    return Figure(
-        "fig6",
-        f"Figure 6. Final training loss, {name}",
-        [
-            _final_losses("over step sizes", "γ", findings.over_lr[name], log_x=True),
-            *(
-                _final_losses(f"over local work, {which}", "H, in epochs", curves, log_x=False)
-                for which, curves in findings.over_epochs.items()
-            ),
-        ],
-        note=f"{BAND} A choice at which a seed diverged has no point.",
-    )
+    charts = [_final_losses("over step sizes", "γ", findings.over_lr[name], log_x=True)]
+    for which, curves in findings.over_epochs.items():
+        title = f"over local work, {which}"
+        charts.append(_final_losses(title, "H, in epochs", curves, log_x=False))
+    note = f"{BAND} A choice at which a seed diverged has no point."
+    return Figure("fig6", f"Figure 6. Final training loss, {name}", charts, note=note)
 
 
 def _final_losses(title: str, x: str, methods: RunsByChoice, *, log_x: bool) -> Chart:
@@ -221,22 +207,15 @@ def beyond(findings: Findings) -> Figure:
     for variant, contest in findings.beyond.items():
         lines = [curve(label, m.runs, split, key) for label, m in _by_name(contest).items()]
         charts.append(Chart(variant, "round", y, lines))
-    return Figure(
-        "beyond",
-        f"Beyond the paper: {findings.scale.femnist.name}",
-        charts,
-        note=f"Each method at its own best γ. {BAND}",
-    )
+    title = f"Beyond the paper: {findings.scale.femnist.name}"
+    return Figure("beyond", title, charts, note=f"Each method at its own best γ. {BAND}")
 
 
 def author(findings: Findings) -> Figure:
     """FedMom of the paper and of its first author's code."""
-    return Figure(
-        "author",
-        f"The first author's code: {findings.scale.femnist.name}",
-        _panels("", findings.author),
-        note=f"At FedMom's own best γ. {BAND}",
-    )
+    title = f"The first author's code: {findings.scale.femnist.name}"
+    note = f"At FedMom's own best γ. {BAND}"
+    return Figure("author", title, _panels("", findings.author), note=note)
 
 
 def curve(label: str, runs: Sequence[Result], split: str, key: str) -> Line:
@@ -261,13 +240,9 @@ def _banded(
     Student's t knows of no bounds.
     """
     found = [interval(column) for column in columns]
+    means = [each.mean for each in found]
     ends = [(f.low, f.high) for f in found if f.low is not None and f.high is not None]
-    banded = len(ends) == len(found) and min(map(len, columns), default=0) >= FEWEST
-    return Line(
-        label,
-        x,
-        [f.mean for f in found],
-        [max(0.0, low) for low, _ in ends] if banded else None,
-        [min(most, high) for _, high in ends] if banded else None,
-        markers=markers,
-    )
+    if len(ends) < len(found) or min(map(len, columns), default=0) < FEWEST:
+        return Line(label, x, means, markers=markers)
+    low, high = ([max(0.0, low) for low, _ in ends], [min(most, high) for _, high in ends])
+    return Line(label, x, means, low, high, markers)

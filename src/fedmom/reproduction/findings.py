@@ -10,7 +10,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.experiments.results import Result
 from fedmom.reproduction import directions, plan
 from fedmom.reproduction.directions import Directions
-from fedmom.reproduction.measures import Choice, Contest, Duel, Entry, Measures, duels, measure
+from fedmom.reproduction.measures import Choice, Contest, Duel, Measures, duels, measure
 from fedmom.reproduction.plan import METHODS, PAPER, RIVALS, PaperTask, Scale, Variant
 from fedmom.reproduction.runner import Cache
 
@@ -38,7 +38,7 @@ class Findings:
             runs = {m: curves.get(m, {}).get(lr, ()) for m in RIVALS}
             if all(runs.values()):
                 choices = dict.fromkeys(RIVALS, Choice(lr, None, at_edge=False))
-                found[lr] = _contest(f"{task.name}, γ {lr:g}", choices, runs)
+                found[lr] = Contest(f"{task.name}, γ {lr:g}", choices, measure(runs))
         return dict(zip(found, duels([*found.values()]), strict=True))
 
 
@@ -46,8 +46,7 @@ def gather(
     cache: Cache, parts: Sequence[str], folder: Path, console: Console, replay: bool
 ) -> Findings:
     """Read what has ended; replay FedAvg's runs, where allowed, for those parts that ask for it."""
-    scale = cache.scale
-    femnist = scale.femnist
+    scale, femnist = cache.scale, cache.scale.femnist
     equal, own, over_lr, aims, beyond = {}, {}, {}, {}, {}
     for task in scale.tasks:
         choices = _choices(cache, task, METHODS)
@@ -60,8 +59,7 @@ def gather(
         }
         asked = "fig3" in parts or ("fig4" in parts and task == femnist)
         if choice := choices.get("fedavg"):
-            how = (folder, console, replay and asked)
-            aims[task.name] = _directions(cache, task, choice, *how)
+            aims[task.name] = _directions(cache, task, choice, folder, console, replay and asked)
     for variant in scale.variants:
         choices = _choices(cache, femnist, RIVALS, variant)
         beyond[variant.name] = _at(cache, variant.name, femnist, choices, variant)
@@ -94,17 +92,11 @@ def _at(
 ) -> Contest:
     """Return methods, each at a γ that was chosen for it."""
     runs = {m: cache.runs(task, m, c.lr, task.seeds, variant) for m, c in choices.items()}
-    return _contest(where, choices, runs)
-
-
-def _contest(
-    where: str, choices: Mapping[str, Choice], runs: Mapping[str, Sequence[Result]]
-) -> Contest:
-    return Contest(where, {m: Entry(choices[m], each) for m, each in measure(runs).items()})
+    return Contest(where, choices, measure(runs))
 
 
 def _ended(contests: Mapping[str, Contest]) -> dict[str, Contest]:
-    return {name: contest for name, contest in contests.items() if contest.entries}
+    return {name: contest for name, contest in contests.items() if contest.measures}
 
 
 def _by_choice(runs: Mapping[float, Sequence[Result]]) -> dict[float, Sequence[Result]]:
@@ -154,13 +146,10 @@ def _directions(
 
 def _author(cache: Cache) -> Mapping[str, Measures]:
     task = cache.scale.femnist
-    choices = _choices(cache, task, ["fedmom"])
-    if not choices:
-        return {}
-    lr = choices["fedmom"].lr
-    return measure(
-        {
-            label: cache.runs(task, algorithm, lr, task.seeds, variant)
-            for label, (algorithm, variant) in plan.AUTHOR.items()
-        }
-    )
+    own = _choices(cache, task, ["fedmom"])
+    runs = {
+        label: cache.runs(task, algorithm, choice.lr, task.seeds, variant)
+        for choice in own.values()
+        for label, (algorithm, variant) in plan.AUTHOR.items()
+    }
+    return measure(runs)

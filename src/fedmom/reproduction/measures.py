@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from fedmom.experiments.paired_tests import Pair
 from fedmom.experiments.results import Result
-from fedmom.experiments.seed_statistics import (
-    MARGIN,
-    Difference,
-    Finding,
-    difference,
-    holm,
-    interval,
-)
+from fedmom.experiments.seed_statistics import MARGIN, Finding, difference, holm, interval
 from fedmom.reproduction.plan import NAMES
 
 LAST = 5  # evaluations that a final value is the mean of: one alone is noisy
@@ -152,38 +146,17 @@ def positive(numbers: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A method in a contest, at its learning rate."""
-
-    choice: Choice
-    measures: Measures
-
-
-@dataclass(frozen=True)
 class Contest:
-    """Methods that are compared in one setting."""
+    """Methods that are compared in one setting, each at its learning rate."""
 
     where: str
-    entries: Mapping[str, Entry]  # by algorithm
+    choices: Mapping[str, Choice]  # by algorithm
+    measures: Mapping[str, Measures]
 
     @property
     def target(self) -> float:
         """The test accuracy that rounds are counted to."""
-        return next(iter(self.entries.values())).measures.target
-
-
-@dataclass(frozen=True)
-class DuelDifference:
-    """One measure of a duel: the difference over seeds, and what it shows."""
-
-    difference: Difference
-    adjusted: float | None  # the p-value, corrected for the family
-    finding: Finding
-
-    def text(self) -> str:
-        """Return the difference with its interval and corrected p-value."""
-        shown = self.difference.interval.text(sign=True)
-        return shown if self.adjusted is None else f"{shown}, p {self.adjusted:.2g}"
+        return next(iter(self.measures.values())).target
 
 
 @dataclass(frozen=True)
@@ -195,7 +168,7 @@ class Duel:
     theirs: str
     a: Measures
     b: Measures
-    found: Mapping[str, DuelDifference]  # by measure
+    found: Mapping[str, Pair]  # by measure
 
     def is_(self, measure: str, finding: Finding) -> bool:
         """Return whether this is what a measure shows."""
@@ -206,14 +179,20 @@ class Duel:
         """How many seeds both have."""
         return self.found["accuracy"].difference.interval.seeds
 
+    def difference(self, measure: str) -> str:
+        """Return the difference with its interval and corrected p-value."""
+        pair = self.found[measure]
+        shown = pair.difference.interval.text(sign=True)
+        return shown if pair.p is None else f"{shown}, p {pair.p:.2g}"
+
     def text(self) -> str:
         """Return all measures in words."""
         parts = [
             f"{name} {self.a.mean(name):.3f} vs {self.b.mean(name):.3f},"
-            f" difference {self.found[name].text()}"
+            f" difference {self.difference(name)}"
             for name in ("accuracy", "loss", "area")
         ]
-        p = self.found["rounds"].adjusted
+        p = self.found["rounds"].p
         parts.append(
             f"median rounds to {self.a.target:.3f} {self.a.text('rounds')} vs"
             f" {self.b.text('rounds')}{'' if p is None else f', p {p:.2g}'}"
@@ -230,17 +209,22 @@ def duels(contests: Sequence[Contest], ours: str = "fedmom", theirs: str = "feda
     of them, or an evaluation of both in these rounds, are left out.
     """
     sides = [side for contest in contests if (side := _sides(contest, ours, theirs)) is not None]
-    found = {name: _family(name, [(a, b) for _, a, b in sides]) for name in COMPARED}
+    found: list[dict[str, Pair]] = [{} for _ in sides]
+    for name in COMPARED:
+        margin = MARGIN if name == "accuracy" else None
+        apart = [difference(a.by_seed(name), b.by_seed(name)) for _, a, b in sides]
+        for pairs, each, p in zip(found, apart, holm([each.p for each in apart]), strict=True):
+            pairs[name] = Pair(ours, theirs, each, p, each.finding(p, margin))
     return [
-        Duel(where, ours, theirs, a, b, {name: found[name][place] for name in COMPARED})
-        for place, (where, a, b) in enumerate(sides)
+        Duel(where, ours, theirs, a, b, pairs)
+        for (where, a, b), pairs in zip(sides, found, strict=True)
     ]
 
 
 def _sides(contest: Contest, ours: str, theirs: str) -> tuple[str, Measures, Measures] | None:
-    if not {ours, theirs} <= contest.entries.keys():
+    if not {ours, theirs} <= contest.measures.keys():
         return None
-    measured = {m: contest.entries[m].measures for m in (ours, theirs)}
+    measured = {m: contest.measures[m] for m in (ours, theirs)}
     length = min(side.length for side in measured.values())
     where = contest.where
     if any(side.length > length for side in measured.values()):
@@ -251,14 +235,3 @@ def _sides(contest: Contest, ours: str, theirs: str) -> tuple[str, Measures, Mea
         return None
     a, b = measure(runs).values()
     return where, a, b
-
-
-def _family(name: str, pairs: Sequence[tuple[Measures, Measures]]) -> list[DuelDifference]:
-    """Return what one measure shows in every contest."""
-    margin = MARGIN if name == "accuracy" else None
-    apart = [difference(a.by_seed(name), b.by_seed(name)) for a, b in pairs]
-    adjusted = holm([each.p for each in apart])
-    return [
-        DuelDifference(each, p, each.finding(p, margin))
-        for each, p in zip(apart, adjusted, strict=True)
-    ]

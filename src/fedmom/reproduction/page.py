@@ -12,8 +12,7 @@ from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
 from fedmom.reports import drawing
 from fedmom.reports.charts import Figure, Grid, colours_of
-from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words
-from fedmom.reports.html.render import write_page
+from fedmom.reports.html import Part, Section, Settings, Status, Verdict, Words, write_page
 from fedmom.reproduction import figures, findings, paper_tables, plan, runner, verdicts
 from fedmom.reproduction.findings import Findings
 from fedmom.reproduction.plan import Scale
@@ -30,6 +29,7 @@ AUTHOR = (
     " instead of w₀, so that the first step adds β w₀ to the model, and clients weigh alike."
     " With equal weights η is 1."
 )
+OWN = "Figure 5, once more: each method at its own best γ"
 MISSING = "No run that this needs has ended yet."
 
 
@@ -84,19 +84,15 @@ def make(
         Section("Settings and versions", list(_settings(found))),
     ]
     shown = [part for section in sections for part in section.parts]
-    _draw(folder / "figures", [part for part in shown if isinstance(part, Figure)], console)
+    printed = [part for part in shown if isinstance(part, Figure)]
+    colours = colours_of(printed)  # as on the page
+    for figure in track(printed, "drawing", total=len(printed), console=console):
+        drawing.save(figure, folder / "figures", colours=colours)
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     for grid in [verdicts.table(rows), *(part for part in shown if isinstance(part, Grid))]:
         write_atomic(folder / "tables" / f"{grid.name}.md", paper_tables.markdown(grid).encode())
     about = f"Made by fedmom paper --scale {scale.name}. {missing}".strip()
     return Made(write_page(folder / "paper.html", TITLE, sections, about), claims, missing)
-
-
-def _draw(folder: Path, shown: Sequence[Figure], console: Console) -> None:
-    """Write the figures for print, in the colours of the page."""
-    colours = colours_of(shown)
-    for figure in track(shown, "drawing", total=len(shown), console=console):
-        drawing.save(figure, folder, colours=colours)
 
 
 def _or_note(part: Part) -> Part:
@@ -145,14 +141,13 @@ def _listed(numbers: Sequence[float]) -> str:
 def _settings(findings: Findings) -> Iterator[Part]:
     """The settings of the runs at equal γ, and the versions they were made with."""
     for contest in findings.equal.values():
-        for method, entry in contest.entries.items():
-            run = entry.measures.runs[0]
-            values = run.config.model_dump(by_alias=True, exclude_none=True)
+        for method, measured in contest.measures.items():
+            values = measured.runs[0].config.model_dump(by_alias=True, exclude_none=True)
             shown = {key: str(value) for key, value in values.items() if key != "data"}
             yield Settings(f"{contest.where}: {plan.NAMES[method]}", shown)
-    runs = [e.measures.runs[0] for c in findings.equal.values() for e in c.entries.values()]
-    if runs:
-        yield Settings("versions", runs[0].versions or {})
+    for contest in [*findings.equal.values()][:1]:
+        measured = next(iter(contest.measures.values()))
+        yield Settings("versions", measured.runs[0].versions or {})
 
 
 # What each part shows.
@@ -164,9 +159,7 @@ SECTIONS: dict[str, Callable[[Findings, Data], Sequence[Part]]] = {
     "fig4": lambda found, _data: [figures.against_fedsgd(found)],
     "fig5": lambda found, _data: [
         figures.comparison(found.equal, "fig5", "Figure 5. The methods at equal γ"),
-        figures.comparison(
-            found.own, "fig5b", "Figure 5, once more: each method at its own best γ"
-        ),
+        figures.comparison(found.own, "fig5b", OWN),
         paper_tables.results([*found.equal.values(), *found.own.values()]),
     ],
     "fig6": lambda found, _data: [figures.sensitivity(found), paper_tables.same_lr(found)],
@@ -176,9 +169,5 @@ SECTIONS: dict[str, Callable[[Findings, Data], Sequence[Part]]] = {
         paper_tables.beyond(found),
         Words("\n\n".join(paper_tables.advice(found)) or MISSING),
     ],
-    "author": lambda found, _data: [
-        Words(AUTHOR),
-        figures.author(found),
-        paper_tables.author(found),
-    ],
+    "author": lambda f, _data: [Words(AUTHOR), figures.author(f), paper_tables.author(f)],
 }

@@ -11,18 +11,12 @@ from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
 from fedmom.reproduction import plan, verdicts
 from fedmom.reproduction.findings import Findings
-from fedmom.reproduction.measures import Choice, Contest, Duel, Measures, duels
+from fedmom.reproduction.measures import Contest, Duel, Measures, duels
 from fedmom.reproduction.plan import NAMES, RIVALS
 
 MEASURES = (
-    "T",
-    "seeds",
-    "final training loss",
-    "final test accuracy",
-    "10th percentile of clients",
-    "if clients were identical",
-    "rounds to target",
-    "area under loss / T",
+    *("T", "seeds", "final training loss", "final test accuracy", "10th percentile of clients"),
+    *("if clients were identical", "rounds to target", "area under loss / T"),
 )
 HOW = (
     "Means over seeds with their 95 % intervals; final: the last five evaluations. The target is"
@@ -67,11 +61,7 @@ def _numbers(row: Statistics) -> tuple[str, str, str, str]:
 
 def results(contests: Sequence[Contest]) -> Grid:
     """What Figure 5 shows, in numbers."""
-    rows = [
-        (contest.where, NAMES[m], _rate(e.choice), *_measured(e.measures))
-        for contest in contests
-        for m, e in contest.entries.items()
-    ]
+    rows = [row for contest in contests for row in _methods(contest, contest.where)]
     targets = "; ".join(f"{c.where} {c.target:.3f}" for c in contests)
     return Grid(
         "results",
@@ -83,8 +73,12 @@ def results(contests: Sequence[Contest]) -> Grid:
     )
 
 
-def _rate(choice: Choice) -> str:
-    return f"{choice.lr:g}{'*' if choice.at_edge else ''}"
+def _methods(contest: Contest, where: str) -> Iterator[tuple[str, ...]]:
+    """Yield a row for every method."""
+    for m, measures in contest.measures.items():
+        choice = contest.choices[m]
+        rate = f"{choice.lr:g}{'*' if choice.at_edge else ''}"
+        yield where, NAMES[m], rate, *_measured(measures)
 
 
 def _measured(m: Measures) -> tuple[str, ...]:
@@ -95,16 +89,13 @@ def _measured(m: Measures) -> tuple[str, ...]:
 def same_lr(findings: Findings) -> Grid:
     """FedAvg and FedMom at every γ of their grids."""
     briefly = ("accuracy", "rounds", "area")
-    rows = [
-        (
-            task.name if place == 0 else "",
-            f"{lr:g}",
-            *(text for side in (duel.b, duel.a) for text in map(side.text, briefly)),
-            str(verdicts.faster(duel)),
-        )
-        for task in findings.scale.tasks
-        for place, (lr, duel) in enumerate(findings.at_same_lr(task).items())
-    ]
+    rows = []
+    for task in findings.scale.tasks:
+        name = task.name
+        for lr, duel in findings.at_same_lr(task).items():
+            texts = [*map(duel.b.text, briefly), *map(duel.a.text, briefly)]
+            rows.append((name, f"{lr:g}", *texts, str(verdicts.faster(duel))))
+            name = ""  # once for each dataset
     columns = [f"{NAMES[m]}: {what}" for m in RIVALS for what in briefly]
     return Grid(
         "same_lr",
@@ -120,15 +111,11 @@ def same_lr(findings: Findings) -> Grid:
 def beyond(findings: Findings) -> Grid:
     """FedAvg and FedMom in every variant, each at its own best γ."""
     rows = [
-        (
-            variant if first else "",
-            NAMES[m],
-            _rate(e.choice),
-            *_measured(e.measures),
-            f"{wobble(e.measures):.3f}",
-        )
+        (variant if first else "", *row, f"{wobble(measures):.3f}")
         for variant, contest in findings.beyond.items()
-        for first, (m, e) in zip((True, False), contest.entries.items(), strict=False)
+        for first, (_, *row), measures in zip(
+            (True, False), _methods(contest, variant), contest.measures.values(), strict=False
+        )
     ]
     targets = "; ".join(f"{v}: {c.target:.3f}" for v, c in findings.beyond.items())
     return Grid(
@@ -158,17 +145,10 @@ def differences(findings: Findings) -> Grid:
     """FedMom less FedAvg in every variant: one family of comparisons."""
     contests = _with_both(findings)
     family = duels([*contests.values()])
-    rows = [
-        (
-            variant,
-            f"{duel.b.length:,}",
-            str(duel.seeds),
-            duel.found["accuracy"].text(),
-            duel.found["loss"].text(),
-            winner(duel),
-        )
-        for variant, duel in zip(contests, family, strict=True)
-    ]
+    rows = []
+    for variant, duel in zip(contests, family, strict=True):
+        apart = map(duel.difference, ("accuracy", "loss"))
+        rows.append((variant, f"{duel.b.length:,}", str(duel.seeds), *apart, winner(duel)))
     return Grid(
         "differences",
         f"FedMom less FedAvg, each at its own best γ, {findings.scale.femnist.name}",
@@ -181,11 +161,7 @@ def differences(findings: Findings) -> Grid:
 
 def _with_both(findings: Findings) -> dict[str, Contest]:
     """Return the variants in which both methods have ended."""
-    return {
-        variant: contest
-        for variant, contest in findings.beyond.items()
-        if set(RIVALS) <= contest.entries.keys()
-    }
+    return {v: found for v, found in findings.beyond.items() if found.measures.keys() >= {*RIVALS}}
 
 
 def winner(duel: Duel) -> str:
@@ -218,7 +194,7 @@ def advice(findings: Findings) -> Iterator[str]:
     contests = _with_both(findings)
     if contests:
         ratios = ", ".join(
-            f"{c.entries['fedmom'].choice.lr / c.entries['fedavg'].choice.lr:.2g} ({variant})"
+            f"{c.choices['fedmom'].lr / c.choices['fedavg'].lr:.2g} ({variant})"
             for variant, c in contests.items()
         )
         yield (
@@ -242,8 +218,8 @@ def advice(findings: Findings) -> Iterator[str]:
 
 def _change(before: Contest, after: Contest) -> str:
     texts = []
-    for m in ("fedavg", "fedmom"):
-        a, b = before.entries[m].measures, after.entries[m].measures
+    for m in RIVALS:
+        a, b = before.measures[m], after.measures[m]
         texts.append(
             f"{NAMES[m]} goes from accuracy {a.mean('accuracy'):.3f} to"
             f" {b.mean('accuracy'):.3f} and from wobble {wobble(a):.3f} to {wobble(b):.3f}"

@@ -42,12 +42,12 @@ class PaperTask:
     data: str
     settings: Mapping[str, Any]
     first_lrs: Mapping[str, tuple[float, ...]]  # where each method's search for its γ begins
-    lrs: tuple[float, ...]  # γ over which FedAvg and FedMom are shown; none: not shown
     seeds: tuple[int, ...]  # of the runs that are reported
     tuning: tuple[int, ...]  # of the runs by which γ is chosen, and that are never reported
-    few: int  # how many of the seeds the runs over H have
-    fedsgd_share: float  # of the rounds that FedSGD runs for
-    cost: float  # of a sample, relative to the other dataset: for the time that is left
+    lrs: tuple[float, ...] = ()  # γ over which FedAvg and FedMom are shown; none: not shown
+    few: int = 0  # how many of the seeds the runs over H have
+    fedsgd_share: float = 1  # of the rounds that FedSGD runs for
+    cost: float = 1  # of a sample, relative to the other dataset: for the time that is left
 
 
 @dataclass(frozen=True)
@@ -68,32 +68,32 @@ class Variant:
         """
         share = self.clients // 2
         rounds = max(1, rounds // share)
-        values: dict[str, Any] = {
+        return {
             "rounds": rounds,
             "eval-every": max(1, eval_every // share),
             "clients-per-round": self.clients,
             "weighting": self.weighting,
             "sampler": self.sampler,
             "lr": f"cosine:start={lr:g},rounds={rounds}" if self.cosine else lr,
+            "average": self.average,
         }
-        if self.average is not None:
-            values["average"] = self.average
-        return values
 
 
 PAPER = Variant("the paper's setting")
-COSINE = Variant("cosine γ", cosine=True)
-AVERAGE = Variant("averaged models", average=0.99)
-COHORT = Variant("cohort weights", "cohort")
 COHORT_COSINE = Variant("cohort weights, cosine γ", "cohort", cosine=True)
-COHORT_AVERAGE = Variant("cohort weights, averaged models", "cohort", average=0.99)
-# Drawn in proportion to n_k and weighted alike: unbiased, as the paper's weights are.
-DRAWN = Variant("drawn by size", "uniform", "weighted")
-DRAWN_COSINE = Variant("drawn by size, cosine γ", "uniform", "weighted", cosine=True)
-DRAWN_AVERAGE = Variant("drawn by size, averaged models", "uniform", "weighted", average=0.99)
-COHORT_COSINE_TEN = Variant("cohort weights, cosine γ, M=10", "cohort", cosine=True, clients=10)
-DRAWN_COSINE_TEN = Variant(
-    "drawn by size, cosine γ, M=10", "uniform", "weighted", cosine=True, clients=10
+VARIANTS = (
+    PAPER,
+    Variant("cosine γ", cosine=True),
+    Variant("averaged models", average=0.99),
+    Variant("cohort weights", "cohort"),
+    COHORT_COSINE,
+    Variant("cohort weights, averaged models", "cohort", average=0.99),
+    # Drawn in proportion to n_k and weighted alike: unbiased, as the paper's weights are.
+    Variant("drawn by size", "uniform", "weighted"),
+    Variant("drawn by size, cosine γ", "uniform", "weighted", cosine=True),
+    Variant("drawn by size, averaged models", "uniform", "weighted", average=0.99),
+    replace(COHORT_COSINE, name="cohort weights, cosine γ, M=10", clients=10),
+    Variant("drawn by size, cosine γ, M=10", "uniform", "weighted", cosine=True, clients=10),
 )
 UNIFORM = Variant("equal weights", "uniform")
 # The paper's equations, and the two deviations of its first author's code, alone and together.
@@ -130,11 +130,9 @@ class Scale:
 
     def on(self, femnist: str | None, shakespeare: str | None) -> "Scale":
         """Return the scale on the user's data, where given."""
-        return replace(
-            self,
-            femnist=replace(self.femnist, data=femnist or self.femnist.data),
-            shakespeare=replace(self.shakespeare, data=shakespeare or self.shakespeare.data),
-        )
+        data = {"femnist": femnist, "shakespeare": shakespeare}
+        given = {k: replace(getattr(self, k), data=path) for k, path in data.items() if path}
+        return replace(self, **given)
 
     def run(
         self,
@@ -153,12 +151,11 @@ class Scale:
             "seed": seed,
             **task.settings,
             **variant.settings(round(self.rounds * share), self.eval_every, lr),
+            **({} if epochs is None else {"local-epochs": epochs}),
         }
-        if epochs is not None:
-            values["local-epochs"] = epochs
         from fedmom.experiments import build  # loads JAX, which `fedmom paper --help` need not
 
-        return settings.parse(build.fitting(values))
+        return settings.parse(build.fitting({k: v for k, v in values.items() if v is not None}))
 
     def search(
         self, task: PaperTask, algorithm: str, choose: Choose, variant: Variant = PAPER
@@ -177,18 +174,6 @@ class Scale:
             if wider == lrs:
                 return grid
             lrs = wider
-
-    def runs(
-        self,
-        task: PaperTask,
-        algorithm: str,
-        lr: float,
-        seeds: Sequence[int],
-        variant: Variant = PAPER,
-        epochs: float | None = None,
-    ) -> list[RunConfig]:
-        """Return a method's runs at one γ, one for each seed."""
-        return [self.run(task, algorithm, lr, seed, variant, epochs) for seed in seeds]
 
 
 def _wider(lrs: tuple[float, ...], best: float | None) -> tuple[float, ...]:
@@ -224,7 +209,7 @@ class Study:
         configs = [config for runs in grid.values() for config in runs.values()]
         if lr is not None:
             for algorithm, v in reported:
-                configs += self.scale.runs(task, algorithm, lr, seeds, v)
+                configs += [self.scale.run(task, algorithm, lr, seed, v) for seed in seeds]
         return configs
 
     def equal(self, task: PaperTask, methods: Sequence[str]) -> list[RunConfig]:
@@ -240,17 +225,15 @@ class Study:
     def sensitivity(self) -> Iterator[RunConfig]:
         """Yield FedAvg and FedMom over γ, and over local work at FedAvg's γ and their own."""
         task, scale = self.scale.femnist, self.scale
-        few = task.seeds[: task.few][: self.most]
-        equal = self.choose(scale.search(task, "fedavg", self.choose))
-        for method in RIVALS:
-            yield from self.after(task, method, [])
-            for lr in task.lrs:
-                yield from scale.runs(task, method, lr, task.seeds[: self.most])
-            own = self.choose(scale.search(task, method, self.choose))
-            for chosen in (equal, own):
-                if chosen is not None:
+        seeds, few = task.seeds[: self.most], task.seeds[: task.few][: self.most]
+        own = {m: self.choose(scale.search(task, m, self.choose)) for m in RIVALS}
+        for m in RIVALS:
+            yield from self.after(task, m, [])
+            yield from (scale.run(task, m, lr, seed) for lr in task.lrs for seed in seeds)
+            for lr in (own["fedavg"], own[m]):
+                if lr is not None:
                     for epochs in scale.epochs:
-                        yield from scale.runs(task, method, chosen, few, epochs=epochs)
+                        yield from (scale.run(task, m, lr, s, epochs=epochs) for s in few)
 
 
 NEEDS: dict[str, Callable[[Study], Iterable[RunConfig]]] = {
@@ -299,8 +282,6 @@ FULL = Scale(
         seeds=tuple(range(10)),
         tuning=(100, 101),
         few=3,
-        fedsgd_share=1,
-        cost=1,
     ),
     shakespeare=PaperTask(
         name="Shakespeare",
@@ -312,27 +293,13 @@ FULL = Scale(
         # runs at the equal γ only, and for a twentieth of the rounds, which is twice the work. It
         # ends at the others' first evaluation, so that there is something to compare.
         first_lrs={"fedavg": (0.1, 0.3, 1.0), "fedmom": (0.01, 0.03, 0.1)},
-        lrs=(),
         seeds=tuple(range(5)),
         tuning=(100,),
-        few=0,
         fedsgd_share=0.05,
         cost=9,
     ),
     epochs=(0.25, 0.5, 1, 2),
-    variants=(
-        PAPER,
-        COSINE,
-        AVERAGE,
-        COHORT,
-        COHORT_COSINE,
-        COHORT_AVERAGE,
-        DRAWN,
-        DRAWN_COSINE,
-        DRAWN_AVERAGE,
-        COHORT_COSINE_TEN,
-        DRAWN_COSINE_TEN,
-    ),
+    variants=VARIANTS,
     window=100,
 )
 _FEW = {"eval-samples": 500}

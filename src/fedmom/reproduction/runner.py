@@ -1,10 +1,10 @@
 """The plan's runs, each trained once: those that have ended are read, the others are run."""
 
+import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from fedmom.data.federated import FederatedData
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment, Loaded, prepare
 from fedmom.experiments.collection import Outcome, side_by_side
-from fedmom.experiments.events import Event
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
@@ -31,22 +30,16 @@ class Cache:
 
     def __init__(self, folder: Path, scale: Scale) -> None:
         self.folder, self.scale = folder, scale
-        self._cost_of_sample = {task.data: task.cost for task in scale.tasks}
-        self._names = {task.data: task.name.lower() for task in scale.tasks}
+        self._tasks = {task.data: task for task in scale.tasks}
         self._loaded = Loaded()
         self._experiments: dict[RunConfig, Experiment] = {}
         self._results: dict[RunConfig, Result] = {}
         self._paths: dict[RunConfig, Path] = {}
         for path in sorted(folder.glob("*/config.toml")):
-            self._adopt(path.parent)
-
-    def _adopt(self, path: Path) -> None:
-        try:
-            config = RunFolder.open(path).settings()
-        except FedMomError:
-            return  # of another version: not a run of the plan
-        if config not in self._paths or _is_finished(path, config):
-            self._paths[config] = path
+            with contextlib.suppress(FedMomError):  # of another version: not a run of the plan
+                config = RunFolder.open(path.parent).settings()
+                if config not in self._paths or _is_finished(path.parent, config):
+                    self._paths[config] = path.parent
 
     def experiment(self, config: RunConfig) -> Experiment:
         """Return a run's parts, its settings completed. Each dataset is loaded once."""
@@ -91,7 +84,8 @@ class Cache:
         epochs: float | None = None,
     ) -> list[Result]:
         """Return the results of a method's runs at one γ that have ended."""
-        return self.results(self.scale.runs(task, algorithm, lr, seeds, variant, epochs))
+        run = self.scale.run
+        return self.results([run(task, algorithm, lr, s, variant, epochs) for s in seeds])
 
     def choose(self, grid: LrGrid) -> float | None:
         """Return the best γ of a search once all of its runs have ended."""
@@ -113,20 +107,16 @@ class Cache:
         size = float(np.mean(experiment.data.train.size))
         work = experiment.work
         samples = size if work.batch_size is None else work.count(0, int(size)) * work.batch_size
-        return samples * experiment.config.clients_per_round * self._cost_of_sample[config.data]
+        return samples * experiment.config.clients_per_round * self._tasks[config.data].cost
 
     def _name(self, config: RunConfig, complete: RunConfig) -> str:
         """Return a name to read, made one of its kind by the settings' digest."""
         digest = hashlib.sha256(complete.toml().encode()).hexdigest()[:8]
-        parts = [self._names[config.data], config.algorithm, f"lr{config.lr}"]
-        if config.local_epochs is not None:
-            parts.append(f"epochs{config.local_epochs}")
-        if config.weighting != "population":
-            parts.append(config.weighting)
-        if config.sampler != "uniform":
-            parts.append(config.sampler)
-        if config.clients_per_round != 2:
-            parts.append(f"M{config.clients_per_round}")
+        parts = [self._tasks[config.data].name.lower(), config.algorithm, f"lr{config.lr}"]
+        parts += [] if config.local_epochs is None else [f"epochs{config.local_epochs}"]
+        parts += [config.weighting] if config.weighting != "population" else []
+        parts += [config.sampler] if config.sampler != "uniform" else []
+        parts += [f"M{config.clients_per_round}"] if config.clients_per_round != 2 else []
         text = "-".join([*parts, f"seed{config.seed}"])
         return f"{slug(text, keep='-_.=', other='_')}-{digest}"
 
@@ -153,19 +143,12 @@ class Overall:
         self._cost, self._name, self._console = cost, name, console
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._done = 0.0  # work
-        self._skipped = 0.0  # the part of it that was done before
-        self._total = 0.0
+        self._done = self._skipped = self._total = 0.0  # work; skipped: done before
         self._rounds: dict[RunConfig, int] = {}
         self._runs = 0
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        columns = TextColumn("[bold]{task.description}"), BarColumn(), TaskProgressColumn()
+        left = TextColumn("{task.fields[left]}")
+        self._progress = Progress(*columns, left, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("", total=None, left="")
 
     def __enter__(self) -> "Overall":
@@ -278,22 +261,22 @@ def _run(cache: Cache, configs: Sequence[RunConfig], overall: Overall, runtime: 
     def ended(path: Path, result: Outcome) -> None:
         if isinstance(result, FedMomError):
             failures.append(result)
-            return
-        if result.stop and not result.diverged:
+        elif result.stop and not result.diverged:
             failures.append(FedMomError(result.why))
-            return
-        if result.diverged:
-            overall.diverged(by_path[path], result.why)
-        cache.keep(by_path[path], result)
+        else:
+            if result.diverged:
+                overall.diverged(by_path[path], result.why)
+            cache.keep(by_path[path], result)
 
-    side_by_side(experiments, [partial(_advance, overall, by_path)], ended, runtime=runtime)
+    # The first event of a run has the rounds that were done before.
+    side_by_side(
+        experiments,
+        [lambda event: overall.advance(by_path[event.path], 1 if event.record else event.round)],
+        ended,
+        runtime=runtime,
+    )
     if failures:  # the others have ended by now, and are kept
         raise failures[0]
-
-
-def _advance(overall: Overall, configs: Mapping[Path, RunConfig], event: Event) -> None:
-    """Count a round, or those that were done before."""
-    overall.advance(configs[event.path], 1 if event.record else event.round)
 
 
 def _has_ended(path: Path, config: RunConfig) -> bool:

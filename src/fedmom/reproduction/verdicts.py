@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedmom.experiments.seed_statistics import Finding
 from fedmom.reports.charts import Grid
@@ -28,8 +28,7 @@ NOISE = (
 )
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """What is claimed, and by which rule it is judged."""
 
     text: str
@@ -78,8 +77,7 @@ CLAIMS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One claim in one place."""
 
     claim: str  # a key of CLAIMS
@@ -92,24 +90,18 @@ def judge(findings: Findings) -> list[Row]:
     """Judge every claim everywhere it was measured."""
     scale, length = findings.scale, findings.scale.window
     equal, own = list(findings.equal.values()), list(findings.own.values())
-    return [
-        *(_direction(t, d, length) for t, d in findings.directions.items()),
-        *(row for t, d in findings.directions.items() for row in _closer(t, d, length)),
-        *_judged("fedsgd", [*equal, *own], "fedavg", "fedsgd", large_margin),
-        *_judged("faster", equal, "fedmom", "fedavg", faster),
-        *(row for t in scale.tasks for row in _at_same_lr(findings, t)),
-        *(
-            row
-            for t in scale.tasks
-            for row in _robust("lr", f"{t.name}, over γ", findings.over_lr[t.name], len(t.lrs))
-        ),
-        *(
-            row
-            for which, curves in findings.over_epochs.items()
-            for row in _robust("epochs", f"FEMNIST, over H, {which}", curves, len(scale.epochs))
-        ),
-        *_judged("wins", own, "fedmom", "fedavg", wins),
-    ]
+    rows = [_direction(t, d, length) for t, d in findings.directions.items()]
+    for task, found in findings.directions.items():
+        rows += _closer(task, found, length)
+    rows += _judged("fedsgd", [*equal, *own], "fedavg", "fedsgd", large_margin)
+    rows += _judged("faster", equal, "fedmom", "fedavg", faster)
+    for t in scale.tasks:
+        rows += _at_same_lr(findings, t)
+    for t in scale.tasks:
+        rows += _robust("lr", f"{t.name}, over γ", findings.over_lr[t.name], len(t.lrs))
+    for which, curves in findings.over_epochs.items():
+        rows += _robust("epochs", f"FEMNIST, over H, {which}", curves, len(scale.epochs))
+    return [*rows, *_judged("wins", own, "fedmom", "fedavg", wins)]
 
 
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:
@@ -191,13 +183,11 @@ def robust(ours: Mapping[float, float], theirs: Mapping[float, float]) -> Status
 def counts(ours: Mapping[float, float], theirs: Mapping[float, float]) -> list[tuple[int, int]]:
     """Return, for each factor, how many choices keep both methods' losses near the lowest one."""
     lowest = min((*ours.values(), *theirs.values()))
-    return [
-        (
-            sum(loss <= factor * lowest for loss in ours.values()),
-            sum(loss <= factor * lowest for loss in theirs.values()),
-        )
-        for factor in FACTORS
+    near = [
+        [sum(loss <= factor * lowest for loss in side.values()) for factor in FACTORS]
+        for side in (ours, theirs)
     ]
+    return list(zip(*near, strict=True))
 
 
 def pointing(directions: Directions, length: int) -> Status:
@@ -213,10 +203,8 @@ def pointing(directions: Directions, length: int) -> Status:
 
 def _direction(task: str, directions: Directions, length: int) -> Row:
     def shares(products: Sequence[float]) -> str:
-        stretches = positive(windows(products, length)[1])
-        return (
-            f"{stretches:.0%} of stretches of {length} rounds, {positive(products):.0%} of rounds"
-        )
+        stretches = f"{positive(windows(products, length)[1]):.0%} of stretches"
+        return f"{stretches} of {length} rounds, {positive(products):.0%} of rounds"
 
     numbers = f"positive in {shares(directions.fedavg)}"
     if directions.elsewhere is not None:
@@ -246,11 +234,7 @@ def _larger(ours: Sequence[float], theirs: Sequence[float], length: int) -> floa
 
 
 def _judged(
-    claim: str,
-    contests: Sequence[Contest],
-    ours: str,
-    theirs: str,
-    rule: Callable[[Duel], Status],
+    claim: str, contests: Sequence[Contest], ours: str, theirs: str, rule: Callable[[Duel], Status]
 ) -> list[Row]:
     """Judge two methods in all contests, as one family."""
     family = duels(contests, ours, theirs)
@@ -261,15 +245,13 @@ def _at_same_lr(findings: Findings, task: PaperTask) -> Iterator[Row]:
     """Judge who is faster at every γ: the paper does not say which one it used."""
     found = findings.at_same_lr(task)
     if task.lrs and len(found) == len(task.lrs):
-        statuses = {lr: faster(duel) for lr, duel in found.items()}
-        parts = (
-            f"{status} at γ {', '.join(f'{lr:g}' for lr in statuses if statuses[lr] == status)}"
-            for status in Status
-            if status in statuses.values()
-        )
+        statuses = [faster(duel) for duel in found.values()]
+        parts = []
+        for status in [each for each in Status if each in statuses]:
+            lrs = [f"{lr:g}" for lr, each in zip(found, statuses, strict=True) if each == status]
+            parts.append(f"{status} at γ {', '.join(lrs)}")
         numbers = f"{'; '.join(parts)}; seeds {min(duel.seeds for duel in found.values())}"
-        where = f"{task.name}, at every γ"
-        yield Row("faster", where, overall(list(statuses.values())), numbers)
+        yield Row("faster", f"{task.name}, at every γ", overall(statuses), numbers)
 
 
 def _robust(claim: str, where: str, methods: RunsByChoice, choices: int) -> Iterator[Row]:

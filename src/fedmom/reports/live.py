@@ -1,6 +1,8 @@
 """The page of a run in progress, served to browsers on this machine only."""
 
 import contextlib
+import json
+import math
 import socket
 import sys
 import threading
@@ -11,8 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.reports.html import Section
-from fedmom.reports.html.render import content, render, to_json
+from fedmom.reports.html import Section, content, render
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
@@ -36,28 +37,8 @@ class View:
     text: str
 
 
-class Source:
-    """Reads the run when asked, but no more often than is cheap; all requests share the result."""
-
-    def __init__(self, look: Callable[[], View]) -> None:
-        self._look = look
-        self._lock = threading.Lock()
-        self._view: View | None = None
-        self._kept_until = 0.0
-
-    def view(self) -> View:
-        """Return the page as it was a moment ago."""
-        with self._lock:
-            began = time.monotonic()
-            if self._view is None or began >= self._kept_until:
-                self._view = self._look()
-                took = time.monotonic() - began
-                self._kept_until = began + max(SECONDS_KEPT, took / SHARE_OF_TIME)
-            return self._view
-
-
 class Connections:
-    """Open connections, and which of them have not asked for anything yet.
+    """Open connections, and when each must have sent its request.
 
     A connection that sends its request slowly or never is closed after ``SECONDS_TO_ASK``, or when
     another one needs its place.
@@ -65,44 +46,42 @@ class Connections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._silent: dict[socket.socket, float] = {}  # with their deadlines, oldest first
+        self._deadlines: dict[socket.socket, float] = {}  # none for one that has asked
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._deadlines)
 
     def admit(self, connection: socket.socket) -> bool:
         """Accept a new connection, instead of a silent one if there are too many."""
         with self._lock:
-            if len(self._open) >= MOST and not self._drop_oldest():
+            if len(self) >= MOST and not self._drop_oldest():
                 return False
-            self._open.add(connection)
-            self._silent[connection] = time.monotonic() + SECONDS_TO_ASK
+            self._deadlines[connection] = time.monotonic() + SECONDS_TO_ASK
             return True
 
     def has_asked(self, connection: socket.socket) -> None:
         """Note that the whole request has arrived: the answer may take longer."""
         with self._lock:
-            self._silent.pop(connection, None)
+            if connection in self._deadlines:
+                self._deadlines[connection] = math.inf
 
     def closed(self, connection: socket.socket) -> None:
         """Forget a connection."""
         with self._lock:
-            self._open.discard(connection)
-            self._silent.pop(connection, None)
+            self._deadlines.pop(connection, None)
 
     def drop_late(self) -> None:
         """Close those whose request is overdue."""
         with self._lock:
-            while self._silent and next(iter(self._silent.values())) <= time.monotonic():
-                self._drop_oldest()
+            while self._drop_oldest(time.monotonic()):
+                pass
 
-    def _drop_oldest(self) -> bool:
-        if not self._silent:
+    def _drop_oldest(self, due: float = sys.float_info.max) -> bool:
+        """Close the connection that has been silent for longest, if it is due."""
+        oldest = min(self._deadlines, key=self._deadlines.__getitem__, default=None)
+        if oldest is None or self._deadlines[oldest] > due:
             return False
-        oldest = next(iter(self._silent))
-        del self._silent[oldest]
-        self._open.discard(oldest)
+        del self._deadlines[oldest]
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and ends
         return True
@@ -115,9 +94,21 @@ class PageServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, look: Callable[[], View], port: int) -> None:
-        self.source = Source(look)
         self.connections = Connections()
+        self._look, self._reading = look, threading.Lock()
+        self._view: View | None = None
+        self._kept_until = 0.0
         super().__init__((HOST, port), _Handler)
+
+    def view(self) -> View:
+        """Return the page as it was a moment ago; all requests share what was read."""
+        with self._reading:
+            began = time.monotonic()
+            if self._view is None or began >= self._kept_until:
+                self._view = self._look()
+                took = time.monotonic() - began
+                self._kept_until = began + max(SECONDS_KEPT, took / SHARE_OF_TIME)
+            return self._view
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread, if there is room for one."""
@@ -171,10 +162,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403, "Only for browsers on this machine")
             return
         path = self.path.partition("?")[0]
-        if path == "/":
+        if path == "/data.json":
+            self._answer("application/json", json.dumps(self._news(), allow_nan=False).encode())
+        elif path == "/":
             self._send_page()
-        elif path == "/data.json":
-            self._answer("application/json", self._news())
         else:
             self.send_error(404)
 
@@ -183,19 +174,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_page(self) -> None:
         try:
-            view = self.server.source.view()
+            view = self.server.view()
         except FedMomError:  # as for the news; a reload may find the folder again
             self.send_error(503, "The run cannot be read")
-            return
-        page = render(view.title, view.sections, view.about, live=True)
-        self._answer("text/html; charset=utf-8", page)
+        else:
+            page = render(view.title, view.sections, view.about, live=True)
+            self._answer("text/html; charset=utf-8", page)
 
-    def _news(self) -> bytes:
+    def _news(self) -> dict[str, Any]:
         try:
-            view = self.server.source.view()
+            view = self.server.view()
         except FedMomError as error:  # the folder is gone, say
-            return to_json({"state": "lost", "text": str(error)})
-        return to_json({"state": view.state, "text": view.text, **content(view.sections)})
+            return {"state": "lost", "text": str(error)}
+        return {"state": view.state, "text": view.text, **content(view.sections)}
 
     def _answer(self, kind: str, body: bytes) -> None:
         self.send_response(200)

@@ -1,11 +1,16 @@
-"""Sections -> one HTML file that needs nothing else."""
+"""Sections of words, figures, tables, verdicts and settings -> one self-contained HTML file.
+
+Any text in a part may come from a stranger's folder: it is escaped, never markup.
+"""
 
 import base64
 import gzip
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -13,19 +18,63 @@ from typing import TYPE_CHECKING, Any
 
 from fedmom.core.files import write_atomic
 from fedmom.reports import charts
-from fedmom.reports.charts import Chart, Figure, Mark
-from fedmom.reports.html import Section
+from fedmom.reports.charts import Figure, Grid, Mark
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SECTIONS_WITHOUT_CONTENTS = 3
-KINDS: dict[type[Mark], str] = {
-    charts.Line: "line",
-    charts.Area: "area",
-    charts.Bars: "bars",
-    charts.Heat: "heat",
-}
+TEMPLATES = resources.files("fedmom.reports") / "templates"
+
+
+@dataclass(frozen=True)
+class Words:
+    """Plain text; a blank line begins a new paragraph."""
+
+    text: str
+
+    def paragraphs(self) -> list[str]:
+        """Return the paragraphs."""
+        return [text for text in re.split(r"\n\s*\n", self.text.strip()) if text]
+
+
+class Status(StrEnum):
+    """What measuring said about a claim."""
+
+    HOLDS = "holds"
+    PART = "holds in part"
+    FAILS = "does not hold"
+    OPEN = "not settled"
+    FEW = "not enough seeds"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, what became of it, and the measured numbers that say so."""
+
+    claim: str
+    status: Status
+    numbers: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Names with values, folded until asked for: a configuration, or versions."""
+
+    title: str
+    values: Mapping[str, str]
+
+
+Part = Words | Figure | Grid | Verdict | Settings
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it, in order."""
+
+    title: str
+    parts: Sequence[Part]
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], about: str = "") -> Path:
@@ -41,16 +90,19 @@ def render(
     """Return the page. A live one asks its server for news."""
     shown = content(sections)
     data = {"figures": shown["figures"], "light": charts.LIGHT, "dark": charts.DARK}
-    page = _templates().get_template("page.html")
-    text = page.render(
-        title=title,
-        about=about,
-        live=live,
-        body=shown["body"],
-        data=for_script(data),
-        css=_file("page.css"),
-        js=_file("page.js"),
-        plotly=_packed_plotly(),
+    text = (
+        _templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            about=about,
+            live=live,
+            body=shown["body"],
+            data=for_script(data),
+            css=(TEMPLATES / "page.css").read_text("utf-8"),
+            js=(TEMPLATES / "page.js").read_text("utf-8"),
+            plotly=_packed_plotly(),
+        )
     )
     return text.encode("utf-8", "replace")  # a folder's name need not be valid text
 
@@ -69,11 +121,6 @@ def content(sections: Sequence[Section]) -> dict[str, Any]:
     return {"body": body, "figures": figures}
 
 
-def to_json(value: Any) -> bytes:
-    """Return JSON for a live page."""
-    return json.dumps(value, allow_nan=False).encode()
-
-
 def for_script(value: Any) -> str:
     """Return JSON that no text in it can end the script element of."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
@@ -85,23 +132,22 @@ def _figure_data(figure: Figure, colours: Mapping[str, int]) -> dict[str, Any]:
         "name": figure.name,
         "columns": figure.across,
         "legend": [[label, colours[label]] for label in charts.labels(figure)],
-        "charts": [_chart_data(chart, colours) for chart in figure.charts],
-    }
-
-
-def _chart_data(chart: Chart, colours: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "x": chart.x,
-        "y": chart.y,
-        "logX": chart.log_x,
-        "logY": chart.log_y,
-        "marks": [_mark_data(mark, colours) for mark in chart.marks],
+        "charts": [
+            {
+                "x": chart.x,
+                "y": chart.y,
+                "logX": chart.log_x,
+                "logY": chart.log_y,
+                "marks": [_mark_data(mark, colours) for mark in chart.marks],
+            }
+            for chart in figure.charts
+        ],
     }
 
 
 def _mark_data(mark: Mark, colours: Mapping[str, int]) -> dict[str, Any]:
     fields = {name: _safe(value) for name, value in asdict(mark).items()}
-    return {"kind": KINDS[type(mark)], "colour": colours.get(mark.label), **fields}
+    return {"kind": _kind(mark), "colour": colours.get(mark.label), **fields}
 
 
 def _safe(value: Any) -> Any:
@@ -118,23 +164,24 @@ def _templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("fedmom.reports", "html"),
+        loader=PackageLoader("fedmom.reports"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
     environment.globals["part_id"] = _part_id
-    environment.filters["kind"] = lambda part: type(part).__name__.lower()
+    environment.filters["kind"] = _kind
     return environment
+
+
+def _kind(part: Part | Mark) -> str:
+    """Return the name of a part's macro, or of what page.js draws."""
+    return type(part).__name__.lower()
 
 
 def _part_id(section: int, place: int) -> str:
     return f"part-{section}-{place}"
-
-
-def _file(name: str) -> str:
-    return resources.files("fedmom.reports.html").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

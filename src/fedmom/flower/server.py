@@ -1,20 +1,37 @@
-"""A deployment's server, and its runs: both are watched, and restarted if they crash."""
+"""A deployment's server: the SuperLink and its runs, watched and restarted, and the server app."""
 
+import json
+import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedmom.core.compilation import prepare_process
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import write_atomic
+from fedmom.core.registry import options
 from fedmom.core.types import Say
 from fedmom.experiments import settings
+from fedmom.experiments.build import prepare
+from fedmom.experiments.events import Event
+from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.flower import launch
 from fedmom.flower.control import Control, RunStatus, settings_of
 from fedmom.flower.layout import Deployment
-from fedmom.flower.server_end import DEFAULTS, OUT
+from fedmom.runtimes.devices import journal
+from fedmom.runtimes.devices.link import Journal, Link
+from fedmom.runtimes.devices.population import DeviceOptions, from_json, meet, to_json
+from fedmom.runtimes.devices.runtime import DeviceRuntime
 
 LOG = "superlink.log"
 SECONDS_TO_START = 90.0
@@ -25,6 +42,11 @@ RUN_LOOKS = 1.0  # seconds between two looks at a run
 SECONDS_WITHOUT_SERVER = 120.0
 OURS = re.compile(r"^\d\d:\d\d:\d\d ")  # how the lines of the server's end begin
 EXCEPTION = "ServerApp failed with exception: "
+OUT = "out"  # the key, in an app's settings, of the run's folder
+DEFAULTS = {"data": "devices", "runtime": "flower", "bad-replies": "skip"}
+AGAIN = ("repeated", "no scores")  # events after which devices are asked again
+
+server_app = ServerApp()
 
 
 def serve(deployment: Deployment, say: Say) -> None:
@@ -73,15 +95,15 @@ def _look(control: Control, before: set[str], say: Say) -> set[str]:
         new, gone = control.update_keys()
     except FedMomError:  # the SuperLink is busy, or ends
         return before
-    clock = time.strftime("%H:%M:%S")
-    for names, what in (
-        (online - before, "is online"),
-        (before - online, "is offline"),
-        (new, "may take part from now on"),
-        (gone, "may no longer take part"),
-    ):
+    news = {
+        "is online": online - before,
+        "is offline": before - online,
+        "may take part from now on": new,
+        "may no longer take part": gone,
+    }
+    for what, names in news.items():
         for name in sorted(names):
-            say(f"{clock} {name} {what}.")
+            say(f"{time.strftime('%H:%M:%S')} {name} {what}.")
     return online
 
 
@@ -95,10 +117,9 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
         say: Called with what the run prints.
         note: Called with a sentence when the run had to be restarted.
     """
-    own = settings_of(deployment.app)
-    config = settings.parse(
-        {**DEFAULTS, **{k: v for k, v in {**own, **values}.items() if k != OUT}}
-    )
+    wanted = {**DEFAULTS, **settings_of(deployment.app), **values}
+    wanted.pop(OUT, None)
+    config = settings.parse(wanted)
     given = config.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
     if unused := _unused(out, config, values):
         note(f"{out} keeps the settings it was started with, so these are ignored: {unused}.")
@@ -153,16 +174,106 @@ def _followed(control: Control, run_id: int, say: Say) -> RunStatus:
         try:
             status = control.run(run_id)
             silent = time.monotonic()
+            if status.ended:
+                return status
         except FedMomError:
             if time.monotonic() - silent > SECONDS_WITHOUT_SERVER:
                 raise
-            time.sleep(RUN_LOOKS)
-            continue
-        if status.ended:
-            return status
         time.sleep(RUN_LOOKS)
 
 
 def _done(out: Path) -> int:
     """Return the rounds of the newest checkpoint."""
     return RunFolder(out).saved_round() or 0
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run, or resume, the run that the app's settings describe."""
+    prepare_process()
+    values = dict(context.run_config)
+    out = Path(os.path.expanduser(str(values.pop(OUT, "runs/deployed"))))  # noqa: PTH111
+    result = train(grid, out, values)
+    if result.error:
+        raise result.error
+
+
+def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
+    """Run on the devices of a Grid, in a folder; a run that the folder holds is resumed.
+
+    Args:
+        grid: Flower's Grid.
+        out: The run's folder.
+        values: The settings of a new run. One that is resumed has its own.
+
+    Returns:
+        The result.
+    """
+    link = Link(grid)
+    if (out / "config.toml").exists():
+        folder = RunFolder.open(out)
+        data = from_json((out / journal.DEVICES).read_bytes(), link)
+        experiment = prepare(folder.settings(), data)
+    else:
+        config = settings.parse({**DEFAULTS, **values})
+        RunFolder.check_free(out)
+        asked = DeviceOptions(**options(DeviceRuntime, config.runtime)).checked()
+        data = meet(link, asked.devices, asked.max_samples, _say)
+        experiment = prepare(config, data)
+        folder = RunFolder.create(out, experiment.config)
+        write_atomic(out / journal.DEVICES, to_json(data))
+    link.journal = News(partial(journal.write, out), data.users)
+    link.settings = {
+        "settings": experiment.config.model_dump_json(by_alias=True, exclude_none=True),
+        "features": json.dumps(experiment.data.features),
+    }
+    done = folder.saved_round()
+    after = f", after {done} rounds" if done else ""
+    _say(f"{experiment.config.rounds} rounds on {experiment.data.clients} devices{after}.")
+    return execute(folder, experiment, [partial(_report, data.users)], say=_say)
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+class News:
+    """Keeps events, and says of whom a run has to ask again: it may do so for long.
+
+    Args:
+        write: Keeps an event.
+        names: The devices' names.
+    """
+
+    def __init__(self, write: Journal, names: Sequence[str]) -> None:
+        self._write, self._names = write, names
+        self._why: dict[int, tuple[int | None, str]] = {}  # by client: the round, and a reason
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Take note of an event."""
+        self._write(event)
+        kind, round_ = event["event"], event.get("round")
+        if kind == "failed":
+            self._why[event["client"]] = (round_, event["reason"])
+        elif kind == "evaluated":
+            self._why = {}
+        elif kind in AGAIN:
+            now = ((k, reason) for k, (when, reason) in self._why.items() if when == round_)
+            why = "".join(f"; {self._names[k]}: {reason}" for k, reason in now)
+            where = "" if round_ is None else f"Round {round_}: "
+            _say(f"{where}{event['reason']}{why}. Asking again.")
+            self._why = {}
+
+
+def _report(names: Sequence[str], event: Event) -> None:
+    """Print who answered in a round, and how good the model is, for Flower's log of the run."""
+    if record := event.record:
+        loss = "" if record.train_loss is None else f", loss {record.train_loss:.4g}"
+        why = "".join(f"; {names[client]}: {text}" for client, text in record.rejected)
+        _say(
+            f"Round {record.round}: {record.replies} of {len(record.cohort)} replies count{loss},"
+            f" {record.seconds:.1f} s{why}"
+        )
+    for split, row in event.evals.items():
+        numbers = ", ".join(f"{k} {row[k]:.4g}" for k in ("loss", *metrics_of(row)))
+        _say(f"After round {event.round}, {split}: {numbers}")
