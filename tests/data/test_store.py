@@ -24,8 +24,7 @@ from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
 from fedmom.data.store import reader as store_reader
-from fedmom.data.store.manifest import read_manifest
-from fedmom.data.store.reader import check_store, open_store, remember
+from fedmom.data.store.reader import check_store, open_store, read_manifest, remember
 from fedmom.data.store.writer import cached, save_store
 from fedmom.data.summary import facts
 from fedmom.models import build

@@ -46,7 +46,7 @@ FORMATS = {
     ),
     "a CSV or Parquet file, with label=COLUMN": ("sources.table", "is_table", "load_table"),
     "a folder of client/class/image, or class/image with partition=": (
-        "sources.image_folders",
+        "sources.images",
         "is_images",
         "load_images",
     ),

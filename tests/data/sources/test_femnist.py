@@ -20,8 +20,7 @@ from PIL import Image
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
 from fedmom.data.sources import femnist
-from fedmom.data.store.manifest import read_manifest
-from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.reader import check_store, open_store, read_manifest
 from tests.conftest import SHARED
 from tests.data.test_download import running
 

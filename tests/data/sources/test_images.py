@@ -7,7 +7,7 @@ from PIL import Image
 import fedmom
 from fedmom.core.errors import FedMomError
 from fedmom.data import load
-from fedmom.data.rows import images
+from fedmom.data.sources import images
 
 rng = np.random.default_rng(0)
 

@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick_name
 from fedmom.core.validation import check_memory
+from fedmom.data.assembly import Division, assemble, inputs, owners
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division, assemble, inputs, owners
-from fedmom.data.rows.labels import Labels, read_labels
-from fedmom.data.rows.values import as_floats, numbers_or_texts, others_like, refuse_row
+from fedmom.data.values import (
+    Labels,
+    as_floats,
+    numbers_or_texts,
+    others_like,
+    read_labels,
+    refuse_row,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
