@@ -61,7 +61,6 @@ def import_arrow(what: str) -> None:
 
 def from_table(
     table: Table,
-    *,
     label: Names,
     client: str | None,
     features: Names | None,

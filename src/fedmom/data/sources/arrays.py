@@ -5,7 +5,6 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -21,6 +20,7 @@ from fedmom.data.store.writer import cached, save_store
 from fedmom.data.values import COUNTED, as_array, as_plain, read_labels
 
 NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
+ARRAYS = ("x", "y", "user", "users", "is_test")
 KINDS = "biufcUS"  # plain values: no objects, records or dates
 # What zipfile, its decompressors and NumPy's reader of headers raise on files that are damaged,
 # encrypted, compressed by unknown means, or not what they say.
@@ -112,8 +112,8 @@ def load_npz(
     partition: str | None = None,
 ) -> FederatedData:
     """Open an .npz file of arrays; the first time it is packed, later only mapped."""
+    options = {name: value for name, value in locals().items() if name != "path"}
     files = file_identity([path])
-    options = {"test_fraction": test_fraction, "seed": seed, "task": task, "partition": partition}
     return cached(
         path.stem,
         ["npz", NPZ_READER, files, [*options.values()]],
@@ -126,48 +126,33 @@ def from_npz(path: Path, **options: Any) -> FederatedData:
 
     Nothing in it is run (no pickled objects). The options are those of ``from_arrays``.
     """
-    found = read_npz(path, ("x", "y"), ("user", "users", "is_test"))
+    found = read_npz(path)
+    user, users = found.get("user"), found.get("users")
+    numbered = user is not None and user.dtype.kind not in "UST"
+    names = None if users is None or not numbered else [str(name) for name in users.ravel()]
     return from_arrays(
         found["x"],
         found["y"],
-        found.get("user"),
+        user,
         is_test=found.get("is_test"),
-        users=[str(u) for u in found["users"].ravel()] if _numbers(found) else None,
+        users=names,
         name=path.stem,
         **options,
     )
 
 
-def _numbers(found: dict[str, np.ndarray]) -> bool:
-    """Return whether ``user`` has numbers into ``users``; texts are names themselves."""
-    return "users" in found and "user" in found and found["user"].dtype.kind not in "UST"
-
-
-def read_npz(
-    path: Path, names: Sequence[str], optional: Sequence[str] = ()
-) -> dict[str, NDArray[Any]]:
-    """Return arrays of an .npz file by name. Nothing in it is run (no pickled objects).
-
-    Args:
-        path: The file.
-        names: The arrays that it must hold.
-        optional: Arrays that are read where it holds them.
-
-    Raises:
-        FedMomError: One is missing, damaged, too large for this machine, or not of plain values.
-    """
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz file by name. Nothing in it is run (no pickled objects)."""
     try:
         with zipfile.ZipFile(path) as archive:
-            here = set(archive.namelist())
-            for name in names:
-                if f"{name}.npy" not in here:
-                    raise FedMomError(
-                        f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
-                        " (labels), and may hold user (client of each row, a number or a name),"
-                        " users (names of numbers from 0), is_test."
-                    )
-            there = [*names, *(name for name in optional if f"{name}.npy" in here)]
-            return {name: _member(archive, f"{name}.npy", path) for name in there}
+            here = {name.removesuffix(".npy") for name in archive.namelist()}
+            for name in {"x", "y"} - here:
+                raise FedMomError(
+                    f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
+                    " (labels), and may hold user (client of each row, a number or a name),"
+                    " users (names of numbers from 0), is_test."
+                )
+            return {name: _member(archive, f"{name}.npy", path) for name in ARRAYS if name in here}
     except FedMomError:
         raise
     except DAMAGE as error:
@@ -286,15 +271,8 @@ def from_torch(
         x[row] = value
         y.append(label)
     assert x is not None
-    return from_arrays(
-        x,
-        y,
-        client_ids,
-        is_test=is_test,
-        **division._asdict(),
-        task=task,
-        name=name,
-    )
+    options = division._asdict()
+    return from_arrays(x, y, client_ids, is_test=is_test, **options, task=task, name=name)
 
 
 def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:

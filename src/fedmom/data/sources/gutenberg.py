@@ -42,10 +42,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import FederatedData
 from fedmom.data.source_files import file_identity, read_text
-from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
-from fedmom.data.store.writer import Packer, cached
+from fedmom.data.sources.shakespeare import WINDOW, encode, from_roles
+from fedmom.data.store.writer import cached, save_store
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195
@@ -128,26 +128,14 @@ def load_gutenberg(path: Path) -> FederatedData:
 
 
 def _pack(path: Path, folder: Path) -> None:
-    roles = gutenberg_roles(path)
-    with Packer(
-        folder,
-        name="shakespeare (gutenberg)",
-        features=Features("text", (WINDOW,), len(SYMBOLS)),
-        columns={"text": ("uint8", ())},
-        source={"reader": "gutenberg", "files": file_identity([path])},
-    ) as packer:
-        for role, words in roles.items():
-            text = _symbols(path, role, words)
-            train, test = split_sizes(len(text) - WINDOW)
-            first = len(text) - WINDOW - test
-            packer.add(role, {"text": text}, train=(0, train), test=(first, test))
-
-
-def _symbols(path: Path, role: str, text: str) -> NDArray[np.uint8]:
-    try:
-        return encode(_plain(text))
-    except FedMomError as error:
-        raise FedMomError(f"{path}, role {role}: {error} Replace it in the file.") from None
+    texts = {role: _plain(words) for role, words in gutenberg_roles(path).items()}
+    for role, text in texts.items():
+        try:
+            encode(text)
+        except FedMomError as error:
+            raise FedMomError(f"{path}, role {role}: {error} Replace it in the file.") from None
+    source = {"reader": "gutenberg", "files": file_identity([path])}
+    save_store(from_roles("shakespeare (gutenberg)", texts), folder, source)
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,5 @@
 """Datasets of the Hugging Face library ``datasets``."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,18 +72,13 @@ def from_huggingface(
             " DatasetDict of train and test."
         )
     images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
-    return from_table(
-        Table(name, dataset.column_names, len(dataset), _reader(dataset)),
-        label=label,
-        client=client,
-        features=features if features is not None or len(images) != 1 else images,
-        test=test,
-        is_test=marks,
-        division=Division(test_fraction, partition, seed),
-        task=task,
-        decode={column: _decoder(name, size) for column in images},
-        class_names=_names(dataset, label),
-    )
+    division = Division(test_fraction, partition, seed)
+    features = images if features is None and len(images) == 1 else features
+    decode = {column: _decoder(name, size) for column in images}
+    feature = dataset.features.get(label) if isinstance(label, str) else None
+    known = feature.names if isinstance(feature, datasets.ClassLabel) else None
+    table = Table(name, dataset.column_names, len(dataset), _reader(dataset))
+    return from_table(table, label, client, features, test, division, task, marks, decode, known)
 
 
 def _together(
@@ -121,10 +115,3 @@ def _decoder(name: str, size: int | str | None) -> Any:
         return read_images(name, files, size)
 
     return decode
-
-
-def _names(dataset: "datasets.Dataset", label: Names) -> Sequence[str] | None:
-    import datasets
-
-    feature = dataset.features.get(label) if isinstance(label, str) else None
-    return feature.names if isinstance(feature, datasets.ClassLabel) else None

@@ -1,5 +1,6 @@
 """Images in folders, one per client and in it one per class; and how image files are read."""
 
+import contextlib
 import io
 import os
 import struct
@@ -30,8 +31,10 @@ GRAY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCb
 MOST_PIXELS = 2**26  # of one image before it is resized
 MOST_SIDE = 2**14
 # What Pillow raises on files that are damaged or not what they say.
-DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError)
-DAMAGE_TOO = (OverflowError, MemoryError, NotImplementedError, struct.error, Warning)
+DAMAGE = (
+    *(OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError, OverflowError),
+    *(MemoryError, NotImplementedError, struct.error, Warning),
+)
 
 ImageFile = Path | bytes
 
@@ -105,12 +108,7 @@ def load_images(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of images; the first time it is packed, later only mapped."""
-    options: dict[str, Any] = {
-        "size": size,
-        "test_fraction": test_fraction,
-        "seed": seed,
-        "partition": partition,
-    }
+    options = {name: value for name, value in locals().items() if name != "path"}
     return cached(
         path.name,
         ["images", READER, file_identity(list(_image_files(path))), [*options.values()]],
@@ -151,17 +149,21 @@ def read_images(name: str, sources: Sequence[ImageFile], size: int | str | None)
         size: The side that all are brought to, or "height x width" (``"32x24"``). By default all
             must be of one size.
     """
+    from PIL import Image
+
     wanted = None if size is None else _size(name, size)
     gray, shape = True, wanted
-    first = 0
-    for place, source in enumerate(track(sources, f"looking at {name}")):
-        mode, found = _header(name, source, place)
+    called = [
+        f"the image of row {row}" if isinstance(source, bytes) else str(source)
+        for row, source in enumerate(sources)
+    ]
+    for what, source in zip(called, track(sources, f"looking at {name}"), strict=True):
+        mode, found = _header(f"{name}: {what}", source)
         gray &= mode in GRAY
         if wanted is None and shape not in (None, found):
             raise FedMomError(
-                f"{name}: {_called(sources[first], first)} has {_text(shape)} pixels, and"
-                f" {_called(source, place)} has {_text(found)} (height x width). Bring all to one"
-                f" size: size={_text(shape)}."
+                f"{name}: {called[0]} has {_text(shape)} pixels, and {what} has {_text(found)}"
+                f" (height x width). Bring all to one size: size={_text(shape)}."
             )
         shape = shape or found
     if shape is None:
@@ -169,8 +171,12 @@ def read_images(name: str, sources: Sequence[ImageFile], size: int | str | None)
     whole = (len(sources), *shape) if gray else (len(sources), *shape, 3)
     check_memory(f"{name} with {len(sources):,} images", int(np.prod(whole)), "Use size=.")
     out = np.empty(whole, np.uint8)
-    for place, source in enumerate(track(sources, f"decoding {name}")):
-        out[place] = _decoded(name, source, place, shape, "L" if gray else "RGB")
+    for row, source in enumerate(track(sources, f"decoding {name}")):
+        with _opened(f"{name}: {called[row]}", source) as image:
+            pixels = image.convert("L" if gray else "RGB")
+            if pixels.size != shape[::-1]:
+                pixels = pixels.resize(shape[::-1], Image.Resampling.BILINEAR)
+            out[row] = pixels
     return out
 
 
@@ -188,59 +194,40 @@ def _size(name: str, size: int | str) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def _header(name: str, source: ImageFile, place: int) -> tuple[str, tuple[int, int]]:
+def _header(what: str, source: ImageFile) -> tuple[str, tuple[int, int]]:
     """Return the mode, and height and width, without decoding."""
-    with _opened(name, source, place) as image:
+    with _opened(what, source) as image:
         if image.mode not in (*GRAY, *COLOUR):
             raise FedMomError(
-                f"{name}: {_called(source, place)} has pixels of the kind {image.mode}. Save it as"
-                " gray levels or colours of 8 bits."
+                f"{what} has pixels of the kind {image.mode}. Save it as gray levels or colours of"
+                " 8 bits."
             )
         if image.width * image.height > MOST_PIXELS:
             raise FedMomError(
-                f"{name}: {_called(source, place)} has {image.height}x{image.width} pixels; at"
-                f" most {MOST_PIXELS:,} are read. Make it smaller."
+                f"{what} has {image.height}x{image.width} pixels; at most {MOST_PIXELS:,} are"
+                " read. Make it smaller."
             )
         return image.mode, (image.height, image.width)
 
 
-def _decoded(
-    name: str, source: ImageFile, place: int, shape: tuple[int, int], mode: str
-) -> NDArray[np.uint8]:
+@contextlib.contextmanager
+def _opened(what: str, source: ImageFile) -> Iterator[Any]:
+    """Open an image; whatever Pillow raises on it becomes a sentence."""
     from PIL import Image
 
-    with _opened(name, source, place) as image:
-        try:
-            pixels = image.convert(mode)
-            if pixels.size != (shape[1], shape[0]):
-                pixels = pixels.resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
-            return np.asarray(pixels, np.uint8)
-        except (*DAMAGE, *DAMAGE_TOO) as error:
-            raise _damaged(name, source, place, error) from None
-
-
-def _opened(name: str, source: ImageFile, place: int) -> Any:
-    from PIL import Image
-
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return Image.open(
-                io.BytesIO(source) if isinstance(source, bytes) else source, formats=IMAGE_FORMATS
-            )
-    except (*DAMAGE, *DAMAGE_TOO, Image.DecompressionBombError) as error:
-        raise _damaged(name, source, place, error) from None
-
-
-def _damaged(name: str, source: ImageFile, place: int, error: BaseException) -> FedMomError:
-    return FedMomError(
-        f"{name}: {_called(source, place)} is not a readable image: {said(error)}. It may be"
-        f" {', '.join(IMAGE_FORMATS)}."
-    )
-
-
-def _called(source: ImageFile, place: int) -> str:
-    return f"the image of row {place}" if isinstance(source, bytes) else str(source)
+            image = Image.open(file, formats=IMAGE_FORMATS)
+        with image:
+            yield image
+    except FedMomError:
+        raise
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise FedMomError(
+            f"{what} is not a readable image: {said(error)}. It may be {', '.join(IMAGE_FORMATS)}."
+        ) from None
 
 
 def _text(shape: tuple[int, int] | None) -> str:

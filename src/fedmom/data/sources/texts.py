@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,12 +88,7 @@ def load_texts(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of texts; the first time it is packed, later only mapped."""
-    options: dict[str, Any] = {
-        "window": window,
-        "test_fraction": test_fraction,
-        "seed": seed,
-        "partition": partition,
-    }
+    options = {name: value for name, value in locals().items() if name != "path"}
     return cached(
         path.name,
         ["texts", READER, file_identity(_files(path)), [*options.values()]],
