@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 DATASETS = Registry(
     "dataset",
-    {
-        "shakespeare": "fedmom.data.sources.shakespeare:shakespeare",
-        "glyphs": "fedmom.data.sources.glyphs:glyphs",
-        "synthetic": "fedmom.data.sources.synthetic:synthetic",
-    },
+    {name: f"fedmom.data.sources.{name}:{name}" for name in ("shakespeare", "glyphs", "synthetic")},
     returns="fedmom.data.federated:FederatedData",
 )
 

@@ -92,17 +92,8 @@ def quantity(
     return _dealt(rng.permutation(rows), 1 + np.diff(ends, prepend=0))
 
 
-PARTITIONS = Registry(
-    "partition",
-    {
-        "iid": "fedmom.data.partition:iid",
-        "dirichlet": "fedmom.data.partition:dirichlet",
-        "shards": "fedmom.data.partition:shards",
-        "quantity": "fedmom.data.partition:quantity",
-    },
-)
-
-
+_NAMES = ("iid", "dirichlet", "shards", "quantity")
+PARTITIONS = Registry("partition", {name: f"fedmom.data.partition:{name}" for name in _NAMES})
 BY_CLASS = ("dirichlet", "shards")
 
 
@@ -130,7 +121,8 @@ def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
     parts = [part.positions() for part in (data.train, data.test)]
     positions = np.concatenate(parts)
     is_test = np.repeat([False, True], [len(part) for part in parts])
-    labels = _labels(data, positions) if data.features.task == "classes" else None
+    rows = data.arrays["at"][positions] if "at" in data.arrays else positions
+    labels = data.arrays["y"][rows] if data.features.task == "classes" else None
     owner = dealt(spec, labels, is_test, seed)
     return arranged(data, client_names(owner), positions, owner, is_test)
 
@@ -205,11 +197,6 @@ def _drawn(
         # Every pass fills the client or uses up a label, so there are few.
         counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), rest)
     return counts
-
-
-def _labels(data: FederatedData, positions: NDArray[np.int64]) -> NDArray[np.integer]:
-    rows = data.arrays["at"][positions] if "at" in data.arrays else positions
-    return data.arrays["y"][rows]
 
 
 def _following(

@@ -12,15 +12,7 @@ from fedmom.core.prng import split
 from fedmom.core.types import Params
 from fedmom.core.validation import MOST, Between, check_parameters
 from fedmom.data.federated import Features
-from fedmom.models.base import (
-    Model,
-    as_channels,
-    conv,
-    dense,
-    dropout,
-    linear,
-    need,
-)
+from fedmom.models.base import Model, as_channels, drawn, dropout, linear, need
 from fedmom.models.kernels import conv_relu_pool, linear_of_maps, linear_of_rows
 from fedmom.models.kernels.lstm import lstm
 
@@ -54,7 +46,7 @@ def _perceptron(features: Features, hidden: list[int]) -> Model:
 
     def init(key: jax.Array) -> Params:
         keys = split(key, len(sizes) - 1)
-        return [dense(k, a, b) for k, a, b in zip(keys, sizes, sizes[1:], strict=False)]
+        return [drawn(k, a, b) for k, a, b in zip(keys, sizes, sizes[1:], strict=False)]
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         x = x.reshape(len(x), -1)
@@ -72,15 +64,13 @@ def lenet5(features: Features) -> Model:
     numbers = 120 * (flat + 1) + 85 * features.classes
     check_parameters(f"lenet5 for {features.classes:,} classes", numbers)
 
-    def init(key: jax.Array) -> Params:
-        k1, k2, k3, k4, k5 = split(key, 5)
-        return {
-            "conv1": conv(k1, 5, channels, 6),
-            "conv2": conv(k2, 5, 6, 16),
-            "dense1": dense(k3, flat, 120),
-            "dense2": dense(k4, 120, 84),
-            "out": dense(k5, 84, features.classes),
-        }
+    init = _layers(
+        conv1=(5, 5, channels, 6),
+        conv2=(5, 5, 6, 16),
+        dense1=(flat, 120),
+        dense2=(120, 84),
+        out=(84, features.classes),
+    )
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
@@ -100,14 +90,12 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     numbers = 2048 * (flat + 1) + 2049 * features.classes
     check_parameters(f"leaf_cnn for {features.classes:,} classes", numbers)
 
-    def init(key: jax.Array) -> Params:
-        k1, k2, k3, k4 = split(key, 4)
-        return {
-            "conv1": conv(k1, 5, channels, 32),
-            "conv2": conv(k2, 5, 32, 64),
-            "dense": dense(k3, flat, 2048),
-            "out": dense(k4, 2048, features.classes),
-        }
+    init = _layers(
+        conv1=(5, 5, channels, 32),
+        conv2=(5, 5, 32, 64),
+        dense=(flat, 2048),
+        out=(2048, features.classes),
+    )
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
@@ -116,6 +104,16 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
         return linear_of_rows(params["out"], dropout(x, dropout_rate, key))
 
     return Model(init, apply)
+
+
+def _layers(**shapes: tuple[int, ...]) -> Callable[[jax.Array], Params]:
+    """Return what draws layers of these shapes, each with a key of its own."""
+
+    def init(key: jax.Array) -> Params:
+        keys = split(key, len(shapes))
+        return {name: drawn(k, *shapes[name]) for k, name in zip(keys, shapes, strict=True)}
+
+    return init
 
 
 def _image_shape(model: str, features: Features) -> tuple[int, int, int]:
@@ -140,13 +138,12 @@ def char_lstm(
     @_compiled_quickly
     def init(key: jax.Array) -> Params:
         k1, k2, k3, k4 = jax.random.split(key, 4)
-        cell = dense(k2, embedding, 4 * hidden)
-        recurrent = jax.nn.initializers.orthogonal()(k3, (hidden, 4 * hidden), jnp.float32)
+        orthogonal = jax.nn.initializers.orthogonal()
         return {
             "embedding": jax.random.normal(k1, (features.classes, embedding)),
-            "input": cell,
-            "recurrent": recurrent,
-            "out": dense(k4, hidden, features.classes),
+            "input": drawn(k2, embedding, 4 * hidden),
+            "recurrent": orthogonal(k3, (hidden, 4 * hidden), jnp.float32),
+            "out": drawn(k4, hidden, features.classes),
         }
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:

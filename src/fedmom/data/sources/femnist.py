@@ -93,15 +93,12 @@ def pack(folder: Path, by_class: Path, by_write: Path, *, seed: int = 0) -> None
     labels = _labels(by_class)
     sums = {"by_class": checksum(by_class), "by_write": checksum(by_write)}
     rng = np.random.default_rng(seed)
+    features = Features("image", (SIDE, SIDE), len(CHARACTERS))
+    columns = {"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())}
+    source = {"origin": ORIGIN, "sha256": sums, "seed": seed}
     with (
         _opened(by_write) as archive,
-        Packer(
-            folder,
-            name="femnist",
-            features=Features("image", (SIDE, SIDE), len(CHARACTERS)),
-            columns={"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())},
-            source={"origin": ORIGIN, "sha256": sums, "seed": seed},
-        ) as packer,
+        Packer(folder, "femnist", features, columns, source) as packer,
     ):
         for writer, members in track(writers, "Packing writers"):
             x, y = _images(archive, members, labels)

@@ -73,13 +73,10 @@ def glyphs(
     identity |= {name: importlib.metadata.version(name) for name in ("matplotlib", "pillow")}
 
     def pack(folder: Path) -> None:
-        with Packer(
-            folder,
-            name="glyphs (synthetic)",
-            features=Features("image", (SIDE, SIDE), len(CHARACTERS)),
-            columns={"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())},
-            source={"kind": "synthetic, drawn from fonts; nobody's handwriting", **identity},
-        ) as packer:
+        features = Features("image", (SIDE, SIDE), len(CHARACTERS))
+        columns = {"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())}
+        source = {"kind": "synthetic, drawn from fonts; nobody's handwriting", **identity}
+        with Packer(folder, "glyphs (synthetic)", features, columns, source) as packer:
             _add_writers(packer, writers, samples, seed)
 
     return cached("glyphs", identity, pack)
@@ -91,12 +88,8 @@ def _add_writers(packer: Packer, writers: int, samples: int, seed: int) -> None:
     for number in track(range(writers), "Drawing synthetic writers"):
         x, y = _written(number, samples, seed)
         train = len(y) * 9 // 10  # two samples or more leave at least one for each split
-        packer.add(
-            f"synthetic-{number + 1:04d}",
-            {"x": x, "y": y},
-            train=(0, train),
-            test=(train, len(y) - train),
-        )
+        name, test = f"synthetic-{number + 1:04d}", (train, len(y) - train)
+        packer.add(name, {"x": x, "y": y}, train=(0, train), test=test)
     _type.cache_clear()
 
 

@@ -43,22 +43,20 @@ class Files:
     def __init__(self, path: Path, progress: "Progress") -> None:
         self.train, self.test = _files(path)
         self._progress = progress
-        self._train = functools.lru_cache(maxsize=1)(functools.partial(read_shard, part="train"))
-        self.read_test = functools.lru_cache(maxsize=1)(functools.partial(read_shard, part="test"))
-
-    def first(self) -> Shard:
-        """Return the clients of the first train file."""
-        return self._train(self.train[0])
+        self.read_train, self.read_test = (
+            functools.lru_cache(maxsize=1)(functools.partial(read_shard, part=part))
+            for part in ("train", "test")
+        )
 
     def each_train(self, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one train file after another, on a progress bar."""
-        for file in self._progress.track(self.train, description=what):
-            yield file, self._train(file)
+        files = self._progress.track(self.train, description=what)
+        return ((file, self.read_train(file)) for file in files)
 
     def each_test(self, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one test file after another, on a progress bar."""
-        for file in self._progress.track(self.test, description=what):
-            yield file, self.read_test(file)
+        files = self._progress.track(self.test, description=what)
+        return ((file, self.read_test(file)) for file in files)
 
 
 def is_leaf(path: Path) -> bool:
@@ -90,13 +88,9 @@ def pack_leaf(path: Path, folder: Path) -> None:
         files = Files(path, progress)
         test_file = _index(files)
         layout = _layout(files)
-        with Packer(
-            folder,
-            name=path.resolve().name,
-            features=layout.features,
-            columns=_columns(layout),
-            source={"format": "LEAF JSON", "files": file_identity([*files.train, *files.test])},
-        ) as packer:
+        name, every = path.resolve().name, [*files.train, *files.test]
+        source = {"format": "LEAF JSON", "files": file_identity(every)}
+        with Packer(folder, name, layout.features, _columns(layout), source) as packer:
             _add_all(packer, layout, files, test_file)
 
 
@@ -188,7 +182,7 @@ def _twice(user: str, one: Path, other: Path) -> FedMomError:
 
 
 def _layout(files: Files) -> Layout:
-    first = list(files.first().values())
+    first = list(files.read_train(files.train[0]).values())
     kind, shape = first[0].kind, first[0].x.shape[1:]
     assert kind is not None  # train clients without samples are refused when they are read
     if kind == "text":

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from fedmom.core.progress import bars
 from fedmom.data.federated import Features, FederatedData, Split, Task, capacity
 from fedmom.data.store import FORMAT, TABLES
 
-CHUNK = 2**22  # bytes read at a time
 EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
 # Plain numbers, native on every machine that runs this. A file must never choose another type:
 # Python would follow the "pointers" of an array of objects.
@@ -209,11 +208,7 @@ class UserNames(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:  # a name, or a list of them
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
@@ -273,18 +268,11 @@ def check_store(folder: Path) -> list[str]:
         task = progress.add_task(f"checking {folder.name}", total=total)
         for name, entry in arrays.items():
             try:
-                found = _digest(folder / f"{name}.bin", lambda n: progress.advance(task, n))
-                if found != entry.sha256:
+                with (folder / f"{name}.bin").open("rb") as file:
+                    read = progress.wrap_file(file, total, task_id=task)  # advances as it is read
+                    found = hashlib.file_digest(read, "sha256")  # type: ignore[arg-type]
+                if found.hexdigest() != entry.sha256:
                     faults.append(f"{name}.bin has changed since it was packed. Prepare it again.")
             except OSError as error:
                 faults.append(f"{name}.bin cannot be read: {error.strerror}.")
     return faults
-
-
-def _digest(path: Path, advanced: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(CHUNK):
-            digest.update(part)
-            advanced(len(part))
-    return digest.hexdigest()

@@ -54,14 +54,7 @@ def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> 
         if "at" in data.arrays:
             cut, columns["at"] = _windows, ("int32", ())
     own_test = [data.test] if data.test_users is None else []
-    with Packer(
-        folder,
-        name=data.name,
-        features=data.features,
-        columns=columns,
-        source=source,
-        class_names=data.class_names,
-    ) as packer:
+    with Packer(folder, data.name, data.features, columns, source, data.class_names) as packer:
         for k, user in enumerate(data.users):
             arrays, ranges = cut(data, k, [data.train, *own_test])
             packer.add(user, arrays, train=ranges[0], test=ranges[1] if own_test else (0, 0))
@@ -115,7 +108,6 @@ class Packer:
     def __init__(
         self,
         folder: Path,
-        *,
         name: str,
         features: Features,
         columns: Mapping[str, tuple[str, tuple[int, ...]]],
@@ -281,8 +273,6 @@ def _remove_abandoned(folder: Path) -> None:
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
