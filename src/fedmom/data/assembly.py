@@ -7,7 +7,7 @@ same in all of them.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,11 @@ def assemble(
     """
     division.check(name, ids=clients is not None, marked=is_test is not None)
     marks = np.zeros(len(x), bool) if is_test is None else _marks(name, is_test)
-    _check_lengths(name, x, labels, clients, marks)
+    lengths = {"x": len(x), "y": len(labels.values), "is_test": len(marks)}
+    lengths |= {} if clients is None else {"client ids": len(clients.rows)}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{what} has {count:,}" for what, count in lengths.items())
+        raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
     if clients is None:
         assert division.partition is not None
         by = labels.values if labels.task == "classes" else None
@@ -108,16 +112,12 @@ def assemble(
     order = np.lexsort((marks, rows))  # by client, its training rows first
     train, test = (np.bincount(rows[marks == m], minlength=len(users)) for m in (False, True))
     begin = np.cumsum(train + test) - train - test
-    image = x.ndim > 2 and labels.task != "sequence"
-    return FederatedData(
-        name=name,
-        users=users,
-        features=Features("image" if image else "vector", x.shape[1:], labels.classes, labels.task),
-        arrays={"x": aligned_rows(x, order), "y": aligned_rows(labels.values, order)},
-        train=Split(begin, train),
-        test=Split(begin + train, test),
-        class_names=labels.names,
-    )
+    kind: Literal["image", "vector"]
+    kind = "image" if x.ndim > 2 and labels.task != "sequence" else "vector"
+    features = Features(kind, x.shape[1:], labels.classes, labels.task)
+    arrays = {"x": aligned_rows(x, order), "y": aligned_rows(labels.values, order)}
+    parts = Split(begin, train), Split(begin + train, test)
+    return FederatedData(name, users, features, arrays, *parts, class_names=labels.names)
 
 
 def inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -164,21 +164,6 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
     return is_test.astype(bool)
 
 
-def _check_lengths(
-    name: str,
-    x: NDArray[Any],
-    labels: Labels,
-    clients: Owners | None,
-    marks: NDArray[np.bool_],
-) -> None:
-    rows = {"x": len(x), "y": len(labels.values), "is_test": len(marks)}
-    if clients is not None:
-        rows["client ids"] = len(clients.rows)
-    if len(set(rows.values())) > 1:
-        found = ", ".join(f"{what} has {count:,}" for what, count in rows.items())
-        raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
-
-
 def _drawn(rows: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
     """Draw a share of every client's rows, and leave it one at least."""
     sizes = np.bincount(rows)
@@ -206,7 +191,9 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
     if ids.dtype.kind == "f":
         refuse_row(f"{name}: the client id", ~np.isfinite(ids), ids, "a whole number or a text")
     if users is not None:
-        return _numbered(name, ids, users)
+        if ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() >= len(users))):
+            raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
+        return Owners(checked_names(name, users), ids.astype(np.int64))
     if ids.dtype.kind == "O":
         return _of_objects(name, ids.tolist())
     found, rows = np.unique(ids, return_inverse=True)
@@ -228,12 +215,6 @@ def checked_names(name: str, users: Sequence[str]) -> Sequence[str]:
                 f"{name}: the client id {user!r} cannot be written as UTF-8. Rename it."
             ) from None
     return users
-
-
-def _numbered(name: str, ids: NDArray[Any], users: Sequence[str]) -> Owners:
-    if ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() >= len(users))):
-        raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
-    return Owners(checked_names(name, users), ids.astype(np.int64))
 
 
 def _of_objects(name: str, ids: list[Any]) -> Owners:

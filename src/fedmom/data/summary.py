@@ -117,18 +117,14 @@ def facts(data: FederatedData) -> dict[str, Any]:
         "clients": data.clients,
         "train_samples": int(data.train.size.sum()),
         "test_samples": int(data.test.size.sum()),
-        "sha256": data.checksum or _known_digest(data),
+        "sha256": data.checksum or _digest(data),
     }
 
 
-def _known_digest(data: FederatedData) -> str:
-    """Return the digest; runs that share their data take it once."""
-    if data not in _digests:
-        _digests[data] = _digest(data)
-    return _digests[data]
-
-
 def _digest(data: FederatedData) -> str:
+    """Return the digest; runs that share their data take it once."""
+    if data in _digests:
+        return _digests[data]
     digest = hashlib.sha256()
     names = [list(data.users), list(data.test_users or ())]
     # As it was before there were other tasks, so that runs begun then find their data unchanged.
@@ -143,4 +139,4 @@ def _digest(data: FederatedData) -> str:
         flat = whole.reshape(-1).view(np.uint8)
         for first in range(0, flat.size, AT_ONCE):
             digest.update(flat[first : first + AT_ONCE].data)
-    return digest.hexdigest()
+    return _digests.setdefault(data, digest.hexdigest())

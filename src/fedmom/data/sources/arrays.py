@@ -188,13 +188,9 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in read:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"an array of the format {version}, which is not known")
-    return read[version](file)
+    return getattr(np.lib.format, f"read_array_header_{version[0]}_0")(file)
 
 
 class Pairs(Protocol):

@@ -128,19 +128,14 @@ def _labels(by_class: Path) -> dict[bytes, int]:
         if not names:
             raise _unlike(by_class, "by_class/<code>/hsf_<n>/<file>.png")
         for name in track(names, "Reading labels"):
-            labels.setdefault(_digest(_content(archive, name)), _label(by_class, name))
+            character = chr(int(name.split("/")[1], 16))
+            if character not in CHARACTERS:
+                raise FedMomError(
+                    f"{by_class}: {name} is of the class {character!r}, which is neither a digit"
+                    " nor a letter from A to Z. Fetch the archive again."
+                )
+            labels.setdefault(_digest(_content(archive, name)), CHARACTERS.index(character))
     return labels
-
-
-def _label(by_class: Path, name: str) -> int:
-    character = chr(int(name.split("/")[1], 16))
-    label = CHARACTERS.find(character)
-    if label < 0:
-        raise FedMomError(
-            f"{by_class}: {name} is of the class {character!r}, which is neither a digit nor a"
-            " letter from A to Z. Fetch the archive again."
-        )
-    return label
 
 
 def _writers(by_write: Path) -> list[tuple[str, list[str]]]:
@@ -153,10 +148,8 @@ def _writers(by_write: Path) -> list[tuple[str, list[str]]]:
     writers = [(writer, sorted(written[writer])) for writer in sorted(written)]
     writers = [(writer, names) for writer, names in writers if len(names) > 1]
     if not writers:
-        raise _unlike(
-            by_write,
-            "by_write/hsf_<n>/<writer>/<kind>/<file>.png, two or more for a writer",
-        )
+        form = "by_write/hsf_<n>/<writer>/<kind>/<file>.png, two or more for a writer"
+        raise _unlike(by_write, form)
     return writers
 
 

@@ -77,7 +77,11 @@ def from_huggingface(
     decode = {column: _decoder(name, size) for column in images}
     feature = dataset.features.get(label) if isinstance(label, str) else None
     known = feature.names if isinstance(feature, datasets.ClassLabel) else None
-    table = Table(name, dataset.column_names, len(dataset), _reader(dataset))
+
+    def read(column: str) -> "pa.ChunkedArray":
+        return dataset.select_columns([column]).with_format("arrow")[:].column(column)
+
+    table = Table(name, dataset.column_names, len(dataset), read)
     return from_table(table, label, client, features, test, division, task, marks, decode, known)
 
 
@@ -96,13 +100,6 @@ def _together(
         return datasets.concatenate_datasets([train, splits["test"]]), marks
     except ValueError as error:
         raise FedMomError(f"{name}: train and test do not have the same columns: {error}") from None
-
-
-def _reader(dataset: "datasets.Dataset") -> Any:
-    def read(column: str) -> "pa.ChunkedArray":
-        return dataset.select_columns([column]).with_format("arrow")[:].column(column)
-
-    return read
 
 
 def _decoder(name: str, size: int | str | None) -> Any:

@@ -182,11 +182,8 @@ def read_images(name: str, sources: Sequence[ImageFile], size: int | str | None)
 
 def _size(name: str, size: int | str) -> tuple[int, int]:
     parts = str(size).lower().split("x")
-    try:
-        sides = [int(part) for part in parts]
-    except ValueError:
-        sides = []
-    if len(sides) not in (1, 2) or not all(1 <= side <= MOST_SIDE for side in sides):
+    sides = [int(part) for part in parts if part.isdecimal()]
+    if len(sides) < len(parts) or len(parts) > 2 or not all(1 <= s <= MOST_SIDE for s in sides):
         raise FedMomError(
             f"{name}: size={size} is not a size. Write a side from 1 to {MOST_SIDE}, such as"
             " size=32, or height and width, such as size=32x24."

@@ -208,10 +208,7 @@ def _csv(path: Path, wanted: list[str] | None, client: str | None) -> Table:
         check_memory(path.name, 12 * rows * len(asked), SMALLER)
         types = {client: pa.string()} if client else {}  # 007 is not 7
         convert = csv.ConvertOptions(
-            include_columns=asked,
-            column_types=types,
-            null_values=[""],
-            strings_can_be_null=True,
+            include_columns=asked, column_types=types, null_values=[""], strings_can_be_null=True
         )
         with _opened(path, pa, f"reading {path.name}") as file:
             table = csv.read_csv(file, once, parse, convert)

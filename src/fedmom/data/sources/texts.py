@@ -161,10 +161,7 @@ def _windows(
                 f"{name}: the text of client {user!r} has {len(own)} characters, and a sample has"
                 f" window={window} and the one after. Use a smaller window, or leave it out."
             )
-    used = np.zeros(CODES, bool)
-    for own in codes:
-        used[own] = True
-    symbols = np.flatnonzero(used)
+    symbols = np.unique(np.concatenate([np.unique(own) for own in codes]))
     number = np.zeros(CODES, np.min_scalar_type(len(symbols) - 1))
     number[symbols] = np.arange(len(symbols))
     lengths = np.array([len(own) for own in codes], np.int64)
@@ -175,15 +172,11 @@ def _windows(
         last = np.maximum(1, ((1 - test_fraction) * samples).astype(np.int64))
         test = np.maximum(0, samples - last - (window - 1))
     train = np.where(test > 0, samples - test - (window - 1), samples)
-    return FederatedData(
-        name=name,
-        users=list(texts),
-        features=Features("text", (window,), len(symbols)),
-        arrays={"text": aligned(np.concatenate([number[own] for own in codes]))},
-        train=Split(begin, train),
-        test=Split(begin + samples - test, test),
-        class_names=tuple(map(chr, symbols)),
-    )
+    features = Features("text", (window,), len(symbols))
+    arrays = {"text": aligned(np.concatenate([number[own] for own in codes]))}
+    parts = Split(begin, train), Split(begin + samples - test, test)
+    characters = tuple(map(chr, symbols))
+    return FederatedData(name, list(texts), features, arrays, *parts, class_names=characters)
 
 
 def _codes(name: str, user: str, text: str) -> NDArray[np.uint32]:

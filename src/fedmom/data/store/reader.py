@@ -133,17 +133,11 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate_json((folder / "manifest.json").read_bytes())
     except OSError as error:
         raise FedMomError(f"{folder} is not a packed store: {error.strerror}.") from None
-    except (ValidationError, FedMomError) as error:
-        raise FedMomError(f"{folder} is not a packed store: {_sentence(error)}.") from None
-
-
-def _sentence(error: ValidationError | FedMomError) -> str:
-    if isinstance(error, FedMomError):
-        return str(error).rstrip(".")
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    said = first["msg"].removeprefix("Value error, ").rstrip(".")
-    return f"{where}: {said}" if where else said
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        said = first["msg"].removeprefix("Value error, ").rstrip(".")
+        raise FedMomError(f"{folder} is not a packed store: {where}{said}.") from None
 
 
 def open_store(folder: Path) -> FederatedData:
