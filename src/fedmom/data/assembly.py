@@ -6,6 +6,7 @@ same in all of them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -203,10 +204,9 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
 
 def checked_names(name: str, users: Sequence[str]) -> Sequence[str]:
     """Refuse names that two clients share, or that cannot be written to a file."""
-    if len(set(users)) < len(users):
-        seen: set[str] = set()
-        twice = next(user for user in users if user in seen or seen.add(user))  # type: ignore[func-returns-value]
-        raise FedMomError(f"{name}: two clients are called {twice!r}. Give each a name of its own.")
+    for user, times in Counter(users).most_common(1):
+        if times > 1:
+            raise FedMomError(f"{name}: two clients are called {user!r}. Give each its own name.")
     for user in users:
         try:
             user.encode()
@@ -219,23 +219,22 @@ def checked_names(name: str, users: Sequence[str]) -> Sequence[str]:
 
 def _of_objects(name: str, ids: list[Any]) -> Owners:
     """Number ids of Python's own types. 1 and "1" are two ids of one name, and refused."""
-    first: dict[Any, int] = {}  # by (type, value): in Python 1 == True
-    for row, value in enumerate(ids):
-        if not isinstance(value, (str, int, np.integer, np.str_)):
+    named: dict[str, Any] = {}
+    texts = [str(value) for value in ids]
+    for row, (text, value) in enumerate(zip(texts, ids, strict=True)):
+        if not isinstance(value, (str, int, np.integer)):
             raise FedMomError(
                 f"{name}: the client id of row {row} is {value!r} {COUNTED}. It must be a whole"
                 " number or a text; fill it in, or leave the row out."
             )
-        first.setdefault((isinstance(value, str), value), row)
-    named: dict[str, Any] = {}
-    for (_, value), row in first.items():
-        if (other := named.setdefault(str(value), value)) is not value:
+        other = named.setdefault(text, value)
+        if isinstance(other, str) != isinstance(value, str):
             raise FedMomError(
                 f"{name}: the client ids {other!r} and {value!r} (row {row}) would have one name."
                 " Make all ids texts, or all of them numbers."
             )
-    whole = not any(text for text, _ in first)
+    whole = not any(isinstance(value, str) for value in named.values())
     users = sorted(named, key=named.__getitem__) if whole else sorted(named)
     place = {user: k for k, user in enumerate(users)}
-    rows = np.fromiter((place[str(value)] for value in ids), np.int64, len(ids))
+    rows = np.fromiter((place[text] for text in texts), np.int64, len(ids))
     return Owners(checked_names(name, users), rows)

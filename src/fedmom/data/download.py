@@ -52,7 +52,8 @@ def download(url: str, target: Path, *, sha256: str | None = None, md5: str | No
                 f"The file from {url} was removed: {wrong}. Try again; if it happens again, the"
                 " file on the server is not the expected one."
             )
-        part.publish()
+        part.path.replace(target)
+        part.drop()
     except OSError as error:  # the network's own errors have become others by now
         raise FedMomError(f"{part.path} cannot be written: {error.strerror}.") from None
     return target
@@ -106,10 +107,6 @@ class _Part:
 
     def drop(self) -> None:
         self.path.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
-
-    def publish(self) -> None:
-        self.path.replace(self.target)
         self._note.unlink(missing_ok=True)
 
 

@@ -166,13 +166,10 @@ def _split_users(data: FederatedData, train_fraction: float, seed: int) -> Feder
         whole, arrays = everything.train, everything.arrays
     order = _shuffled(data.users, np.random.default_rng(seed))
     train, test = np.sort(order[:chosen]), np.sort(order[chosen:])
-    return replace(
-        data,
-        users=[data.users[i] for i in train],
-        test_users=[data.users[i] for i in test],
-        arrays=arrays,
-        train=whole.of(train),
-        test=whole.of(test),
+    users, test_users = ([data.users[i] for i in part] for part in (train, test))
+    parts = whole.of(train), whole.of(test)
+    return FederatedData(
+        data.name, users, data.features, arrays, *parts, test_users, data.class_names
     )
 
 
@@ -206,10 +203,7 @@ def _training(sizes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
 
 
 def _large_enough(
-    data: FederatedData,
-    sizes: NDArray[np.int64],
-    enough: NDArray[np.bool_],
-    train_fraction: float,
+    data: FederatedData, sizes: NDArray[np.int64], enough: NDArray[np.bool_], train_fraction: float
 ) -> FederatedData:
     if not enough.any():
         raise FedMomError(

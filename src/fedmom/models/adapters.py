@@ -233,9 +233,7 @@ def _local(net: Net, own: Params) -> Model:
     return Model(init, lambda v, x, key: train(v, x, key)[0], train=train, state="local")
 
 
-def _metrics(
-    metrics: Sequence[str | Metric | Callable[..., jax.Array]],
-) -> tuple[Metric, ...]:
+def _metrics(metrics: Sequence[str | Metric | Callable[..., jax.Array]]) -> tuple[Metric, ...]:
     if isinstance(metrics, str):
         raise FedMomError(f"metrics is a list, such as [{metrics!r}], not {metrics!r}.")
     found = tuple(_metric(metric) for metric in metrics)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated
 
 import jax
@@ -22,9 +23,7 @@ MOST_LAYERS = 1000
 def logreg(features: Features) -> Model:
     """Logistic regression (vectors, images)."""
     need("logreg", features, ("vector", "image"))
-    numbers = (math.prod(features.shape) + 1) * features.classes
-    check_parameters(f"logreg for {features.classes:,} classes", numbers)
-    return _perceptron(features, [])
+    return _perceptron(f"logreg for {features.classes:,} classes", features, [])
 
 
 def mlp(
@@ -35,14 +34,12 @@ def mlp(
 ) -> Model:
     """Multilayer perceptron with ReLU, McMahan's 2NN by default (vectors, images)."""
     need("mlp", features, ("vector", "image"))
-    first, last = math.prod(features.shape), features.classes
-    numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last
-    check_parameters(f"mlp:hidden={hidden},layers={layers}", numbers)
-    return _perceptron(features, [hidden] * layers)
+    return _perceptron(f"mlp:hidden={hidden},layers={layers}", features, [hidden] * layers)
 
 
-def _perceptron(features: Features, hidden: list[int]) -> Model:
+def _perceptron(what: str, features: Features, hidden: list[int]) -> Model:
     sizes = [math.prod(features.shape), *hidden, features.classes]
+    check_parameters(what, sum((a + 1) * b for a, b in pairwise(sizes)))
 
     def init(key: jax.Array) -> Params:
         keys = split(key, len(sizes) - 1)
@@ -61,10 +58,8 @@ def lenet5(features: Features) -> Model:
     """LeNet-5 with ReLU and max pooling: conv 6, conv 16, dense 120, 84 (images)."""
     height, width, channels = _image_shape("lenet5", features)
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
-    numbers = 120 * (flat + 1) + 85 * features.classes
-    check_parameters(f"lenet5 for {features.classes:,} classes", numbers)
-
     init = _layers(
+        f"lenet5 for {features.classes:,} classes",
         conv1=(5, 5, channels, 6),
         conv2=(5, 5, 6, 16),
         dense1=(flat, 120),
@@ -87,10 +82,8 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     if not 0 <= dropout_rate < 1:
         raise FedMomError(f"leaf_cnn: dropout_rate={dropout_rate} is not in [0, 1).")
     flat = (height // 4) * (width // 4) * 64
-    numbers = 2048 * (flat + 1) + 2049 * features.classes
-    check_parameters(f"leaf_cnn for {features.classes:,} classes", numbers)
-
     init = _layers(
+        f"leaf_cnn for {features.classes:,} classes",
         conv1=(5, 5, channels, 32),
         conv2=(5, 5, 32, 64),
         dense=(flat, 2048),
@@ -106,8 +99,9 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     return Model(init, apply)
 
 
-def _layers(**shapes: tuple[int, ...]) -> Callable[[jax.Array], Params]:
+def _layers(what: str, **shapes: tuple[int, ...]) -> Callable[[jax.Array], Params]:
     """Return what draws layers of these shapes, each with a key of its own."""
+    check_parameters(what, sum(math.prod(shape) + shape[-1] for shape in shapes.values()))
 
     def init(key: jax.Array) -> Params:
         keys = split(key, len(shapes))

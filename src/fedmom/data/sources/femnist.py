@@ -29,11 +29,9 @@ Where this differs from LEAF's scripts:
 
 import hashlib
 import io
-import lzma
 import re
 import string
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,6 +42,7 @@ from PIL import Image
 from fedmom.core.errors import FedMomError
 from fedmom.data.download import checksum, download
 from fedmom.data.federated import Features
+from fedmom.data.sources.arrays import DAMAGE
 from fedmom.data.store.writer import Packer
 
 ORIGIN = "NIST Special Database 19, second edition"
@@ -59,11 +58,6 @@ TRAIN_FRACTION = 0.9
 
 _CLASSED = re.compile(r"by_class/([0-9a-f]{2})/hsf_[^/.]*/[^/]+\.png")
 _WRITTEN = re.compile(r"by_write/[^/]+/([^/]+)/[^/]+/[^/]+\.png")
-# What zipfile raises for a damaged, cut or encrypted member, or one packed in an unknown way.
-_UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
-    *(NotImplementedError, RuntimeError),
-)
 _LARGEST = 2**20  # bytes of one of its pictures; real ones have a few hundred
 # What Pillow raises for a file that is not a PNG, a damaged one, or one of another size.
 _UNDRAWABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -198,7 +192,7 @@ def _content(archive: zipfile.ZipFile, name: str) -> bytes:
         )
     try:
         return archive.read(name)
-    except _UNREADABLE as error:
+    except DAMAGE as error:
         raise FedMomError(
             f"{archive.filename}: {name} is damaged ({error}). Remove the archive and fetch it"
             " again."

@@ -33,13 +33,10 @@ and 2,140,051 samples, with these peculiarities, which are kept because they are
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData
@@ -104,11 +101,6 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
             " text 100 in the edition of 1994, or 100-0.txt of 2018."
         )
     return texts
-
-
-def role_sizes(roles: Mapping[str, str]) -> NDArray[np.int64]:
-    """Return every role's number of samples, before they are split into train and test."""
-    return np.array([len(text) - WINDOW for text in roles.values()], np.int64)
 
 
 def load_gutenberg(path: Path) -> FederatedData:

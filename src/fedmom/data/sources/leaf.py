@@ -170,15 +170,15 @@ def _index(files: Files) -> dict[str, Path]:
     test_file: dict[str, Path] = {}
     for file, clients in files.each_test("Reading test users"):
         for user in clients:
-            if user in test_file:
-                raise _twice(user, test_file[user], file)
-            test_file[user] = file
+            _note(test_file, user, file)
     return test_file
 
 
-def _twice(user: str, one: Path, other: Path) -> FedMomError:
-    remedy = "Remove one of the two, or merge them."
-    return refusal(other, f"the user is also in {one}.", user=user, remedy=remedy)
+def _note(places: dict[str, Path], user: str, file: Path) -> None:
+    """Note the file that a user is in; refuse a second one."""
+    if (other := places.setdefault(user, file)) is not file:
+        remedy = "Remove one of the two, or merge them."
+        raise refusal(file, f"the user is also in {other}.", user=user, remedy=remedy)
 
 
 def _layout(files: Files) -> Layout:
@@ -214,9 +214,7 @@ def _add_all(packer: Packer, layout: Layout, files: Files, test_file: dict[str, 
     for file, clients in files.each_train("Packing"):
         tests = _tests_of(clients, files, test_file)
         for user, samples in clients.items():
-            if user in train_file:
-                raise _twice(user, train_file[user], file)
-            train_file[user] = file
+            _note(train_file, user, file)
             test = tests.get(user, NOTHING)
             arrays = _arrays(samples, test, layout, user, file, test_file.get(user, file))
             symbols += len(arrays.get("text", ()))
@@ -256,21 +254,15 @@ def _fitted(samples: Samples, layout: Layout, user: str, file: Path) -> Samples:
     if samples.kind is None:
         return samples._replace(x=np.empty((0, *features.shape), dtype))
     if samples.kind != features.kind or samples.x.shape[1:] != features.shape:
-        raise refusal(
-            file,
-            f"the samples are {_named(samples.kind, samples.x.shape[1:])}; the first train file"
-            f" has {_named(features.kind, features.shape)}.",
-            user=user,
-        )
+        found, first = _named(samples.kind, samples.x.shape[1:]), _named(*features[:2])
+        what = f"the samples are {found}; the first train file has {first}."
+        raise refusal(file, what, user=user)
     if samples.x.dtype == dtype:
         return samples
     if dtype == np.uint8:
-        raise refusal(
-            file,
-            "there are pixels that are not multiples of 1/255, as all of the first train file are.",
-            user=user,
-            remedy="Make all files with the same scale of greys.",
-        )
+        what = "there are pixels that are not multiples of 1/255, as in the first train file."
+        remedy = "Make all files with the same scale of greys."
+        raise refusal(file, what, user=user, remedy=remedy)
     return samples._replace(x=(samples.x / 255).astype(dtype))
 
 
@@ -294,9 +286,6 @@ def _refuse_half_split(train_file: dict[str, Path], test_file: dict[str, Path]) 
     """Refuse test users without training samples, unless all are: then users were split."""
     alone = [user for user in test_file if user not in train_file]
     if alone and len(alone) < len(test_file):
-        raise refusal(
-            test_file[alone[0]],
-            f"this user is in test only ({len(alone)} such users).",
-            user=alone[0],
-            remedy="Add its train file, or leave the user out.",
-        )
+        what = f"this user is in test only ({len(alone)} such users)."
+        remedy = "Add its train file, or leave the user out."
+        raise refusal(test_file[alone[0]], what, user=alone[0], remedy=remedy)

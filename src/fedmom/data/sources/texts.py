@@ -154,13 +154,13 @@ def _windows(
     name: str, texts: dict[str, str], window: int, test_fraction: float | None
 ) -> FederatedData:
     """Lay the texts end to end, and split each."""
-    codes = [_codes(name, user, text) for user, text in texts.items()]
-    for user, own in zip(texts, codes, strict=True):
-        if len(own) <= window:
+    for user, text in texts.items():
+        if len(text) <= window:
             raise FedMomError(
-                f"{name}: the text of client {user!r} has {len(own)} characters, and a sample has"
+                f"{name}: the text of client {user!r} has {len(text)} characters, and a sample has"
                 f" window={window} and the one after. Use a smaller window, or leave it out."
             )
+    codes = [_codes(name, user, text) for user, text in texts.items()]
     symbols = np.unique(np.concatenate([np.unique(own) for own in codes]))
     number = np.zeros(CODES, np.min_scalar_type(len(symbols) - 1))
     number[symbols] = np.arange(len(symbols))

@@ -140,7 +140,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise FedMomError(f"{folder} is not a packed store: {where}{said}.") from None
 
 
-def open_store(folder: Path) -> FederatedData:
+def load_store(folder: Path) -> FederatedData:
     """Map a store into memory. Its tables are checked now, its checksums on its first use."""
     manifest = read_manifest(folder)
     arrays = {n: _mapped(folder, n, entry) for n, entry in manifest.arrays.items()}

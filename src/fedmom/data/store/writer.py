@@ -36,13 +36,13 @@ def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedD
     Returns:
         The dataset, mapped into memory.
     """
-    from fedmom.data.store.reader import is_store, open_store  # loads pydantic
+    from fedmom.data.store.reader import is_store, load_store  # loads pydantic
 
     digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
     if not is_store(folder):
         pack(folder)
-    return open_store(folder)
+    return load_store(folder)
 
 
 def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> None:
@@ -192,24 +192,19 @@ class Packer:
         for table, entries in self._tables.items():
             file = self._files[table] = _Hashed(self._working / f"{table}.bin")
             file.write(entries.tobytes())
-        columns = {
-            **{n: [d.str, [self._rows[n], *s]] for n, (d, s) in self._columns.items()},
-            **{n: ["<i8", [len(e)]] for n, e in self._tables.items()},
-            "users": ["|u1", [self._files["users"].size]],
-        }
+        forms = {n: (d.str, [self._rows[n], *s]) for n, (d, s) in self._columns.items()}
+        forms |= {n: ("<i8", [len(entries)]) for n, entries in self._tables.items()}
+        forms["users"] = ("|u1", [self._files["users"].size])
         manifest = {
             "format": FORMAT,
             "name": self._name,
-            "kind": self._features.kind,
-            "shape": list(self._features.shape),
-            "classes": self._features.classes,
-            "task": self._features.task,
+            **self._features._asdict(),
             "class_names": self._class_names,
             "training_clients": self._trained,
             "source": self._source,
             "arrays": {
                 n: {"dtype": d, "shape": s, "sha256": self._files[n].close()}
-                for n, (d, s) in columns.items()
+                for n, (d, s) in forms.items()
             },
         }
         (self._working / "manifest.json").write_text(json.dumps(manifest, indent=1))
