@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData, Split, aligned_rows
+from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned_rows
 from fedmom.data.partition import client_names, dealt
 from fedmom.data.values import COUNTED, Labels, as_floats, refuse_row
 
@@ -29,7 +29,7 @@ class Owners(NamedTuple):
     """The clients' names, and the number of its client for every row."""
 
     users: Sequence[str]
-    rows: NDArray[np.int64]
+    rows: Integers
 
 
 class Division(NamedTuple):
@@ -165,7 +165,7 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
     return is_test.astype(bool)
 
 
-def _drawn(rows: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+def _drawn(rows: Integers, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Draw a share of every client's rows, and leave it one at least."""
     sizes = np.bincount(rows)
     shuffled = np.lexsort((np.random.default_rng((seed, 2)).random(rows.size), rows))

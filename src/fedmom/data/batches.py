@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.data.federated import Features
+from fedmom.data.federated import Features, Integers
 
 Arrays = dict[str, jax.Array] | dict[str, NDArray[Any]]
 Batch = tuple[jax.Array, jax.Array]
@@ -46,7 +46,7 @@ def reader(features: Features) -> Reader:
 
 
 def read_at(
-    features: Features, arrays: Arrays, positions: NDArray[np.int64]
+    features: Features, arrays: Arrays, positions: Integers
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the inputs and labels of some samples, as NumPy's arrays.
 
@@ -86,7 +86,7 @@ def _looked_up(arrays: Arrays, positions: jax.Array) -> jax.Array:
     return jnp.asarray(arrays["at"])[positions] if "at" in arrays else positions
 
 
-def thinned(size: int, taken: int, client: int, seed: int) -> NDArray[np.int64]:
+def thinned(size: int, taken: int, client: int, seed: int) -> Integers:
     """Draw ``taken`` of the places 0 … size - 1 without replacement, sorted.
 
     The draw depends on the arguments alone: two runs, or two runtimes, thin a client to the

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import FederatedData, Split
+from fedmom.data.federated import FederatedData, Integers, Split
 
 USER_FRACTION = 0.01  # LEAF's default of --iu
 TRAIN_FRACTION = 0.9  # LEAF's default of --tf
@@ -197,13 +197,13 @@ def _split_rows(data: FederatedData, train_fraction: float, seed: int) -> Federa
     return arranged(data, data.users, positions, owner, is_test)
 
 
-def _training(sizes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
+def _training(sizes: Integers, fraction: float) -> Integers:
     """Return LEAF's number of training samples, which leaves one for testing at least."""
     return np.clip((fraction * sizes).astype(np.int64), 1, np.maximum(sizes - 1, 1))
 
 
 def _large_enough(
-    data: FederatedData, sizes: NDArray[np.int64], enough: NDArray[np.bool_], train_fraction: float
+    data: FederatedData, sizes: Integers, enough: NDArray[np.bool_], train_fraction: float
 ) -> FederatedData:
     if not enough.any():
         raise FedMomError(
@@ -213,7 +213,7 @@ def _large_enough(
     return _only(data, np.flatnonzero(enough))
 
 
-def sample_counts(data: FederatedData) -> NDArray[np.int64]:
+def sample_counts(data: FederatedData) -> Integers:
     """Return every user's number of samples, whether for training, for testing or between."""
     _refuse_split_users(data)
     if _is_whole_text(data):
@@ -241,7 +241,7 @@ def _wanted(data: FederatedData, fraction: float, samples: int) -> int:
     return wanted
 
 
-def _shuffled(users: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
+def _shuffled(users: Sequence[str], rng: np.random.Generator) -> Integers:
     by_name = np.array(sorted(range(len(users)), key=list(users).__getitem__), np.int64)
     return by_name[rng.permutation(len(users))]
 
@@ -263,14 +263,14 @@ def _shortened(data: FederatedData, user: int, size: int) -> FederatedData:
     )
 
 
-def _only(data: FederatedData, kept: NDArray[np.int64]) -> FederatedData:
+def _only(data: FederatedData, kept: Integers) -> FederatedData:
     if kept.size == data.clients:
         return data
     users = [data.users[i] for i in kept]
     return replace(data, users=users, train=data.train.of(kept), test=data.test.of(kept))
 
 
-def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pooled(data: FederatedData) -> tuple[Integers, Integers]:
     """Return the position and the user of every sample, client after client."""
     users = np.arange(data.clients)
     owner = np.concatenate([np.repeat(users, p.size) for p in (data.train, data.test)])
@@ -281,8 +281,8 @@ def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def arranged(
     data: FederatedData,
     users: Sequence[str],
-    positions: NDArray[np.int64],
-    owner: NDArray[np.int64],
+    positions: Integers,
+    owner: Integers,
     is_test: NDArray[np.bool_],
 ) -> FederatedData:
     """Lay samples out in a table ``at``: by owner, those for training first."""

@@ -145,8 +145,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file by name. Nothing in it is run (no pickled objects)."""
     try:
         with zipfile.ZipFile(path) as archive:
-            here = {name.removesuffix(".npy") for name in archive.namelist()}
-            for name in {"x", "y"} - here:
+            here = {n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")}
+            for name in sorted({"x", "y"} - here):
                 raise FedMomError(
                     f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
                     " (labels), and may hold user (client of each row, a number or a name),"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Between, Seed
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import Features, FederatedData, Integers
 from fedmom.data.store.writer import Packer, cached
 
 GENERATOR = 1  # counts changes in what is drawn, so that no cache hands out an older drawing
@@ -130,16 +130,14 @@ def _hand(rng: np.random.Generator) -> _Hand:
     )
 
 
-def _draw(hand: _Hand, labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
+def _draw(hand: _Hand, labels: Integers, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw characters in a hand, each a little differently: 255 is paper, 0 is ink."""
     ink = _sampled(_type(hand.font, hand.pen), labels, _places(hand, labels, rng))
     pressure = rng.uniform(1, 1.5, (len(labels), 1, 1))  # soft edges fill up: a thicker stroke
     return (255 - np.minimum(255, pressure * ink)).round().astype(np.uint8)
 
 
-def _places(
-    hand: _Hand, labels: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _places(hand: _Hand, labels: Integers, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return the point (x, y) of the type under every pixel of every image: (n, 2, 28 * 28)."""
     n = len(labels)
     size = hand.size * rng.normal(1, 0.04, n) / EM
@@ -160,7 +158,7 @@ def _places(
 
 
 def _sampled(
-    forms: NDArray[np.uint8], which: NDArray[np.int64], where: NDArray[np.float64]
+    forms: NDArray[np.uint8], which: Integers, where: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Interpolate forms (m, CANVAS, CANVAS), one for each image, between their pixels."""
     where = np.clip(where, 0, CANVAS - 1.001)  # the rim of the canvas is empty

@@ -182,7 +182,7 @@ def read_images(name: str, sources: Sequence[ImageFile], size: int | str | None)
 
 def _size(name: str, size: int | str) -> tuple[int, int]:
     parts = str(size).lower().split("x")
-    sides = [int(part) for part in parts if part.isdecimal()]
+    sides = [int(part) for part in parts if part.isdecimal() and len(part) < 9]
     if len(sides) < len(parts) or len(parts) > 2 or not all(1 <= s <= MOST_SIDE for s in sides):
         raise FedMomError(
             f"{name}: size={size} is not a size. Write a side from 1 to {MOST_SIDE}, such as"

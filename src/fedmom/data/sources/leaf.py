@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import Features, FederatedData, Integers
 from fedmom.data.source_files import file_identity
 from fedmom.data.sources.leaf_json import IMAGE_CLASSES, NOTHING, Samples, read_shard, refusal
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
@@ -94,7 +94,7 @@ def pack_leaf(path: Path, folder: Path) -> None:
             _add_all(packer, layout, files, test_file)
 
 
-def lay(windows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def lay(windows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Integers]:
     """Write windows, one a row, as text in which they overlap; also return where each begins.
 
     Windows that follow one another are one run already. LEAF's sampling shuffles the windows
@@ -135,9 +135,7 @@ def _joins(runs: list[bytes]) -> dict[int, tuple[int, int]]:
     return joins
 
 
-def _written(
-    runs: list[bytes], joins: dict[int, tuple[int, int]]
-) -> tuple[bytes, NDArray[np.int64]]:
+def _written(runs: list[bytes], joins: dict[int, tuple[int, int]]) -> tuple[bytes, Integers]:
     """Write the chains of runs one after another; return the text and where each run begins."""
     begin = np.zeros(len(runs), np.int64)
     pieces: list[bytes] = []

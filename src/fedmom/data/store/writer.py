@@ -21,7 +21,8 @@ from fedmom.core.files import cache_folder, naming
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.store import FORMAT, TABLES
 
-Ranges = list[tuple[int, int]]
+Range = tuple[int, int]  # the first, and how many
+Ranges = list[Range]
 ClientRows = tuple[dict[str, NDArray[Any]], Ranges]
 
 
@@ -145,12 +146,7 @@ class Packer:
             shutil.rmtree(self._working, ignore_errors=True)
 
     def add(
-        self,
-        user: str,
-        arrays: Mapping[str, NDArray[Any]],
-        *,
-        train: tuple[int, int] | None,
-        test: tuple[int, int],
+        self, user: str, arrays: Mapping[str, NDArray[Any]], *, train: Range | None, test: Range
     ) -> None:
         """Add a client: its rows, and (first, count) of its train and test samples in them.
 
