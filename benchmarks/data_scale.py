@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 import fedmom
-from fedmom.data.store.reader import open_store
+from fedmom.data.store.reader import load_store
 from fedmom.data.store.writer import Packer
 
 FEATURES = fedmom.Features("vector", (8,), 2)
@@ -58,7 +58,7 @@ def measure(folder: Path) -> dict[str, float]:
     times: dict[str, list[float]] = {"open": [], "cohort": [], "round": []}
     for _ in range(5):
         began = time.perf_counter()
-        data = open_store(folder)
+        data = load_store(folder)
         times["open"].append(time.perf_counter() - began)
     pace = fedmom.synchronous(10)
     for t in range(200):

@@ -128,12 +128,12 @@ def mnist(images: str, folder: Path, *, flower: bool) -> list[list[str]]:
 
 
 def _flower(store: Path, folder: Path, warm: float) -> list[str]:
-    from fedmom.data.store.reader import open_store
+    from fedmom.data.store.reader import load_store
 
     fault = engine.make_environment("flower")
     if fault:
         return ["Flower", f"cannot be installed: {fault}", "", "", ""]
-    data = open_store(store)
+    data = load_store(store)
     x = (data.arrays["x"].reshape(len(data.arrays["x"]), -1) / np.float32(255)).astype(np.float32)
     for name, values in (("x", x), ("y", data.arrays["y"])):
         np.save(folder / f"{name}.npy", values)

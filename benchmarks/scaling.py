@@ -27,7 +27,7 @@ from rich.table import Table
 
 import fedmom
 from fedmom.data.batches import reader
-from fedmom.data.store.reader import open_store
+from fedmom.data.store.reader import load_store
 from fedmom.data.store.writer import Packer
 from fedmom.runtimes.scoring import CHUNK
 
@@ -95,7 +95,7 @@ def pack(folder: Path, clients: int) -> None:
 
 def measure(folder: str, case: Case) -> Cost:
     """Train in this process, and return what it took once all is compiled."""
-    data = fedmom.load_data(case.data) if case.data else open_store(Path(folder))
+    data = fedmom.load_data(case.data) if case.data else load_store(Path(folder))
     model = fedmom.build_model(case.model, data.features)
     work = fedmom.LocalWork(lr=0.001, steps=case.h)
     algorithm = fedmom.Algorithm(fedmom.servers.fedavg(learning_rate=case.k / case.m), work)

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
     from fedmom.data.partition import PARTITIONS
-    from fedmom.data.sources.arrays import from_arrays
+    from fedmom.data.sources.arrays import from_arrays, from_torch
     from fedmom.data.sources.huggingface import from_huggingface
-    from fedmom.data.sources.image_folders import from_images
+    from fedmom.data.sources.images import from_images
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
-    from fedmom.data.sources.torch_dataset import from_torch
     from fedmom.experiments.events import Event
     from fedmom.models import METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
@@ -59,12 +58,11 @@ _HOMES = {
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
     "data.partition": ("PARTITIONS",),
-    "data.sources.arrays": ("from_arrays",),
+    "data.sources.arrays": ("from_arrays", "from_torch"),
     "data.sources.huggingface": ("from_huggingface",),
-    "data.sources.image_folders": ("from_images",),
+    "data.sources.images": ("from_images",),
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
-    "data.sources.torch_dataset": ("from_torch",),
     "experiments.events": ("Event",),
     "models": ("METRICS", "MODELS"),
     "models.adapters": ("model",),

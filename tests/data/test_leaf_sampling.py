@@ -11,7 +11,7 @@ from fedmom.data.batches import reader
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.leaf_sampling import keep, prepare, sample_iid, sample_users, split
 from fedmom.data.sources.arrays import from_arrays
-from fedmom.data.sources.gutenberg import gutenberg_roles, role_sizes
+from fedmom.data.sources.gutenberg import gutenberg_roles
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, from_roles, split_sizes
 from tests.conftest import SHARED
 
@@ -293,7 +293,7 @@ def test_the_defaults_are_leafs():
 def test_sf_gives_a_shakespeare_of_the_papers_size():
     if not GUTENBERG.is_file():
         pytest.skip("Gutenberg's Shakespeare is not in ../shared/data")
-    sizes = role_sizes(gutenberg_roles(GUTENBERG))
+    sizes = np.array([len(text) - WINDOW for text in gutenberg_roles(GUTENBERG).values()])
     begin = np.cumsum(sizes + WINDOW) - sizes - WINDOW
     train, test = np.array([split_sizes(int(n)) for n in sizes]).T
     data = FederatedData(

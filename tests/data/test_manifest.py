@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.reader import check_store, load_store
 from fedmom.data.store.writer import save_store
 from tests.data.stores import one_client_store, texts
 
@@ -53,7 +53,7 @@ def test_a_manifest_is_not_believed(tmp_path, change):
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    for look in (open_store, check_store):
+    for look in (load_store, check_store):
         with pytest.raises(FedMomError, match="is not a packed store: "):
             look(folder)
 
@@ -63,7 +63,7 @@ def test_a_manifest_that_is_none_is_a_sentence(tmp_path, content):
     folder = one_client_store(tmp_path / "s")
     (folder / "manifest.json").write_bytes(content)
     with pytest.raises(FedMomError, match="is not a packed store: "):
-        open_store(folder)
+        load_store(folder)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -77,23 +77,23 @@ def test_samples_outside_the_arrays_are_refused(tmp_path, split, start, size):
     for name, value in (("start", start), ("size", size)):
         (folder / f"{split}_{name}.bin").write_bytes(np.array([value]).tobytes())
     with pytest.raises(FedMomError, match=f"client 0 has {size} {split} samples from position"):
-        open_store(folder)
+        load_store(folder)
 
 
 def test_windows_of_text_end_within_it(tmp_path):
     data = texts(lengths=(1500,))
     folder = tmp_path / "s"
     save_store(data, folder, {})
-    open_store(folder)
+    load_store(folder)
     first = int(np.fromfile(folder / "train_start.bin", np.int64)[0])
     room = data.arrays["text"].size - data.features.shape[0] - first
     (folder / "train_size.bin").write_bytes(np.array([room + 1]).tobytes())
     with pytest.raises(FedMomError, match="train samples from position"):
-        open_store(folder)
+        load_store(folder)
 
 
 def test_names_that_are_out_of_order_are_refused(tmp_path):
     folder = one_client_store(tmp_path / "s")
     (folder / "users_end.bin").write_bytes(np.array([99]).tobytes())
     with pytest.raises(FedMomError, match="users_end is not in order"):
-        open_store(folder)
+        load_store(folder)

@@ -24,8 +24,7 @@ from fedmom.data.batches import place, read_rows, reader
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.partition import repartition
 from fedmom.data.store import reader as store_reader
-from fedmom.data.store.manifest import read_manifest
-from fedmom.data.store.reader import check_store, open_store, remember
+from fedmom.data.store.reader import check_store, load_store, read_manifest, remember
 from fedmom.data.store.writer import cached, save_store
 from fedmom.data.summary import facts
 from fedmom.models import build
@@ -69,7 +68,7 @@ def test_packing_and_unpacking_is_the_identity(tmp_path_factory, sizes, names, s
     with packer(folder) as pack:
         for name, (x, y, a, b) in zip(names, clients, strict=False):
             pack.add(name, {"x": x, "y": y}, train=(0, a), test=(a, b))
-    data = open_store(folder)
+    data = load_store(folder)
     assert list(data.users) == names[: len(clients)]
     for (x, y, a, b), train, test in zip(
         clients, samples(data, "train"), samples(data, "test"), strict=True
@@ -101,9 +100,9 @@ VIEWS = {
 def test_every_view_is_saved_as_it_is_seen(tmp_path, view):
     data = VIEWS[view]()
     save_store(data, tmp_path / "s", {"view": view})
-    assert_same(data, open_store(tmp_path / "s"))
+    assert_same(data, load_store(tmp_path / "s"))
     assert check_store(tmp_path / "s") == []
-    assert summary.faults(open_store(tmp_path / "s")) == []
+    assert summary.faults(load_store(tmp_path / "s")) == []
 
 
 def test_overlapping_windows_cost_the_text(tmp_path):
@@ -185,7 +184,7 @@ def test_changed_bytes_are_found_and_missing_bytes_refused(tmp_path):
     assert ["x.bin has changed" in fault for fault in check_store(folder)] == [True]
     (folder / "x.bin").write_bytes(content[:-1])
     with pytest.raises(FedMomError, match=r"x\.bin has 47 bytes, not 48"):
-        open_store(folder)
+        load_store(folder)
 
 
 def test_a_store_of_pictures_is_one_of_images(tmp_path):
@@ -194,13 +193,13 @@ def test_a_store_of_pictures_is_one_of_images(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["kind"] == "image"
     (folder / "manifest.json").write_text(json.dumps({**manifest, "kind": "picture"}))
-    assert open_store(folder).features.kind == read_manifest(folder).kind == "image"
+    assert load_store(folder).features.kind == read_manifest(folder).kind == "image"
 
 
 def test_a_store_cannot_be_changed_through_its_arrays(tmp_path):
     folder = one_client_store(tmp_path / "s")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    data = open_store(folder)
+    data = load_store(folder)
     tables = (*data.arrays.values(), *data.train, *data.test)
     assert len(tables) == 6
     for table in tables:
@@ -214,10 +213,10 @@ def test_another_format_is_refused(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
     with pytest.raises(FedMomError, match="of format 99, and this version reads 1"):
-        open_store(folder)
+        load_store(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(FedMomError, match="not a packed store"):
-        open_store(folder)
+        load_store(folder)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ def test_opening_does_not_read_the_data(tmp_path):
         os.truncate(folder / f"{name}.bin", rows * width)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     remember(folder)  # as if its checksums had been compared
-    data = open_store(folder)
+    data = load_store(folder)
     assert data.arrays["x"].nbytes == 16 * rows
     placed = place(data.arrays)  # shared with JAX, not copied: it would not fit in memory
     x, y = read_rows(placed, jnp.array([1, 2]))
@@ -272,24 +271,24 @@ def test_checksums_are_compared_on_the_first_use_and_after_a_change(tmp_path, mo
     compared = []
     real = store_reader.check_store
     monkeypatch.setattr(store_reader, "check_store", lambda f: compared.append(f) or real(f))
-    open_store(folder)
+    load_store(folder)
     assert compared == []  # they were made here
     there = folder.rename(tmp_path / "elsewhere")
-    open_store(there)
-    open_store(there)
+    load_store(there)
+    load_store(there)
     assert compared == [there]
     content = bytearray((there / "x.bin").read_bytes())
     content[0] ^= 1
     (there / "x.bin").write_bytes(content)
     for _ in range(2):
         with pytest.raises(FedMomError, match=r"x.bin has changed since it was packed"):
-            open_store(there)
+            load_store(there)
 
 
 def test_labels_outside_the_classes_are_faults(tmp_path):
     with packer(tmp_path / "s", features=Features("image", (4, 4), 2)) as pack:
         pack.add("a", {"x": np.ones((3, 4, 4)), "y": np.arange(3)}, train=(0, 2), test=(2, 1))
-    assert "a label 2 is outside 0..1" in " ".join(summary.faults(open_store(tmp_path / "s")))
+    assert "a label 2 is outside 0..1" in " ".join(summary.faults(load_store(tmp_path / "s")))
 
 
 TASKS = {
@@ -314,7 +313,7 @@ def test_labels_of_every_task_are_kept_and_read_in_their_type(tmp_path, task):
         class_names=names,
     )
     save_store(one, tmp_path / "s", {})
-    two = open_store(tmp_path / "s")
+    two = load_store(tmp_path / "s")
     assert_same(one, two)
     assert two.class_names == names
     _, read = reader(two.features)(two.arrays, jnp.array([0, 1, 2]))
@@ -338,7 +337,7 @@ def test_data_of_before_there_were_tasks_has_the_checksums_it_had(tmp_path):
     path.write_text(json.dumps(manifest))
     old = {n: [a["dtype"], a["shape"], a["sha256"]] for n, a in manifest["arrays"].items()}
     text = json.dumps([["image", [4, 4], 10, 1], old], sort_keys=True)
-    assert open_store(folder).checksum == hashlib.sha256(text.encode()).hexdigest()
+    assert load_store(folder).checksum == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_processes_that_open_a_store_together_do_not_disturb_each_other(tmp_path, monkeypatch):
@@ -353,4 +352,4 @@ def test_processes_that_open_a_store_together_do_not_disturb_each_other(tmp_path
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(store_reader, "write_atomic", late)
-    assert open_store(tmp_path / "store").clients == 2
+    assert load_store(tmp_path / "store").clients == 2

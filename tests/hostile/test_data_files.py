@@ -10,7 +10,7 @@ from PIL import Image
 from fedmom.data import load, summary
 from fedmom.data.sources.arrays import from_npz
 from fedmom.data.sources.shakespeare import from_roles
-from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.reader import check_store, load_store
 from fedmom.data.store.writer import save_store
 from tests.conftest import population
 from tests.hostile.mutation import contents, sentence, spoiled
@@ -128,7 +128,7 @@ def examine(kind, tmp_path, count, seed):
         if kind == "npz":
             refusals.append(sentence(from_npz, copy))
         elif kind in ("rows", "text"):
-            refusals += [sentence(open_store, copy), sentence(check_store, copy)]
+            refusals += [sentence(load_store, copy), sentence(check_store, copy)]
         loaded += refusals[0] is None
         assert (contents(copy) if copy.is_dir() else copy.read_bytes()) == before, case
     return loaded

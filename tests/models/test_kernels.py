@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedmom.core.fusion import plain_calls
 from fedmom.data.federated import Features
 from fedmom.models import build
-from fedmom.models.base import conv, dense, linear
+from fedmom.models.base import drawn, linear
 from fedmom.models.kernels import (
     FEW_SAMPLES,
     LARGE,
@@ -44,7 +44,7 @@ CASES = [
 
 def layer_and_images(samples, height, width, channels, filters, seed=0):
     rng = np.random.default_rng(seed)
-    layer = conv(jax.random.key(seed), 5, channels, filters)
+    layer = drawn(jax.random.key(seed), 5, 5, channels, filters)
     layer["b"] = rng.normal(scale=0.1, size=filters).astype(np.float32)
     return layer, rng.normal(size=(samples, height, width, channels)).astype(np.float32)
 
@@ -224,7 +224,7 @@ def test_large_batches_of_many_filters_give_the_same_values():
 )
 def test_a_dense_layer_has_the_gradients_of_a_product(samples, outputs):
     maps = np.random.default_rng(0).normal(size=(samples, 3, 5, 2)).astype(np.float32)
-    layer = dense(jax.random.key(1), 30, outputs)
+    layer = drawn(jax.random.key(1), 30, outputs)
     layer["b"] = np.arange(outputs, dtype=np.float32) % 7
 
     def found(apply):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
+from fedmom.data.batches import thinned
 from fedmom.data.federated import Split
-from fedmom.data.subsample import thinned
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.scoring import DRAW, _Plan
 from fedmom.training.evaluation import identical_percentile, summarize

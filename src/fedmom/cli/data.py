@@ -35,8 +35,7 @@ def list_() -> None:
 
     from fedmom import data as datasets
     from fedmom.data.partition import PARTITIONS
-    from fedmom.data.store.manifest import read_manifest
-    from fedmom.data.store.reader import is_store
+    from fedmom.data.store.reader import is_store, read_manifest
 
     view = Table(box=None, pad_edge=False)
     for column in ("", "--data", "what it is"):
@@ -211,8 +210,8 @@ def prepare(
 def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
     """Load a dataset and deal its rows by --partition, if that is given."""
     from fedmom import data as datasets
+    from fedmom.data.assembly import NoClientsError
     from fedmom.data.partition import repartition
-    from fedmom.data.rows.assembly import NoClientsError
 
     try:
         data = datasets.load(source)

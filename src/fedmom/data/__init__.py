@@ -20,37 +20,21 @@ if TYPE_CHECKING:
 
 DATASETS = Registry(
     "dataset",
-    {
-        "shakespeare": "fedmom.data.sources.shakespeare:shakespeare",
-        "glyphs": "fedmom.data.sources.glyphs:glyphs",
-        "synthetic": "fedmom.data.sources.synthetic:synthetic",
-    },
+    {name: f"fedmom.data.sources.{name}:{name}" for name in ("shakespeare", "glyphs", "synthetic")},
     returns="fedmom.data.federated:FederatedData",
 )
 
-# What a path may be: a module, and its functions that recognise the path and that read it. The
-# first that fits is used.
+# What a path may be: a module, and what its functions is_... and load_... are called that recognise
+# the path and that read it. The first that fits is used.
 FORMATS = {
-    "a packed store (fedmom data prepare)": ("store.reader", "is_store", "open_store"),
-    "a LEAF folder with train/ and test/": ("sources.leaf", "is_leaf", "load_leaf"),
-    "an .npz file of x, y and optionally user, users, is_test": (
-        "sources.arrays",
-        "is_npz",
-        "load_npz",
-    ),
-    "MNIST's idx files, or their folder": ("sources.mnist", "is_idx", "load_idx"),
-    "a Gutenberg text of Shakespeare's works": (
-        "sources.gutenberg",
-        "is_gutenberg",
-        "load_gutenberg",
-    ),
-    "a CSV or Parquet file, with label=COLUMN": ("sources.table", "is_table", "load_table"),
-    "a folder of client/class/image, or class/image with partition=": (
-        "sources.image_folders",
-        "is_images",
-        "load_images",
-    ),
-    "a folder of client.txt, or client/any.txt": ("sources.texts", "is_texts", "load_texts"),
+    "a packed store (fedmom data prepare)": ("store.reader", "store"),
+    "a LEAF folder with train/ and test/": ("sources.leaf", "leaf"),
+    "an .npz file of x, y and optionally user, users, is_test": ("sources.arrays", "npz"),
+    "MNIST's idx files, or their folder": ("sources.mnist", "idx"),
+    "a Gutenberg text of Shakespeare's works": ("sources.gutenberg", "gutenberg"),
+    "a CSV or Parquet file, with label=COLUMN": ("sources.table", "table"),
+    "a folder of client/class/image, or class/image with partition=": ("sources.images", "images"),
+    "a folder of client.txt, or client/any.txt": ("sources.texts", "texts"),
 }
 
 
@@ -129,10 +113,10 @@ def _from_path(path: Path, options: str) -> "FederatedData":
     from fedmom.data.source_files import check_regular
 
     check_regular(path, path.stat().st_mode)
-    for module, fits, read in FORMATS.values():
+    for module, kind in FORMATS.values():
         source = import_module(f"fedmom.data.{module}")
-        if getattr(source, fits)(path):
-            function = getattr(source, read)
+        if getattr(source, f"is_{kind}")(path):
+            function = getattr(source, f"load_{kind}")
             data: FederatedData = function(path, **_options(function, path, options))
             return data
     raise FedMomError(f"{path} is not a known dataset. It may be {', '.join(FORMATS)}.")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.data.federated import Features
+from fedmom.data.federated import Features, Integers
 
 Arrays = dict[str, jax.Array] | dict[str, NDArray[Any]]
 Batch = tuple[jax.Array, jax.Array]
@@ -46,7 +46,7 @@ def reader(features: Features) -> Reader:
 
 
 def read_at(
-    features: Features, arrays: Arrays, positions: NDArray[np.int64]
+    features: Features, arrays: Arrays, positions: Integers
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the inputs and labels of some samples, as NumPy's arrays.
 
@@ -84,3 +84,28 @@ def place(arrays: Mapping[str, NDArray[Any]]) -> dict[str, jax.Array]:
 def _looked_up(arrays: Arrays, positions: jax.Array) -> jax.Array:
     """Go through the table ``at``, where a partition has put samples in an order of its own."""
     return jnp.asarray(arrays["at"])[positions] if "at" in arrays else positions
+
+
+def thinned(size: int, taken: int, client: int, seed: int) -> Integers:
+    """Draw ``taken`` of the places 0 … size - 1 without replacement, sorted.
+
+    The draw depends on the arguments alone: two runs, or two runtimes, thin a client to the
+    same samples. The order of samples within a client is not random in most datasets, so evenly
+    spaced ones would not do.
+
+    Args:
+        size: How many places there are.
+        taken: How many to draw; ``size`` gives all of them.
+        client: Whose places they are.
+        seed: The seed of the draw.
+
+    Examples:
+        >>> thinned(4, 4, client=0, seed=0).tolist()
+        [0, 1, 2, 3]
+        >>> len(thinned(100, 3, client=0, seed=0))
+        3
+    """
+    if taken == size:
+        return np.arange(size)
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed, client], np.uint64)))
+    return np.sort(rng.choice(size, taken, replace=False, shuffle=False))

@@ -39,14 +39,21 @@ def download(url: str, target: Path, *, sha256: str | None = None, md5: str | No
         raise FedMomError(f"{url!r} is not an http:// or https:// address.")
     checksums = {n: c.lower() for n, c in (("sha256", sha256), ("md5", md5)) if c}
     if target.exists():
-        _check_present(target, checksums)
+        if wrong := _mismatch(target, checksums):
+            raise FedMomError(f"{target} exists, but {wrong}. Remove it to fetch it again.")
         return target
     part = _Part(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part)
-        _check_fetched(url, part, checksums)
-        part.publish()
+        if wrong := _mismatch(part.path, checksums):
+            part.drop()
+            raise FedMomError(
+                f"The file from {url} was removed: {wrong}. Try again; if it happens again, the"
+                " file on the server is not the expected one."
+            )
+        part.path.replace(target)
+        part.drop()
     except OSError as error:  # the network's own errors have become others by now
         raise FedMomError(f"{part.path} cannot be written: {error.strerror}.") from None
     return target
@@ -102,10 +109,6 @@ class _Part:
         self.path.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
 
-    def publish(self) -> None:
-        self.path.replace(self.target)
-        self._note.unlink(missing_ok=True)
-
 
 def _fetch(url: str, part: _Part) -> None:
     """Try until the part is whole, or the tries are used up."""
@@ -149,7 +152,7 @@ def _try(url: str, part: _Part, progress: "Progress", task: "TaskID") -> None:
 @contextmanager
 def _answer(request: urllib.request.Request, part: _Part) -> Iterator[Any]:
     try:
-        response = _opener().open(request, timeout=TIMEOUT)
+        response = urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == RANGE_NOT_SATISFIABLE:
@@ -167,12 +170,12 @@ def _answer(request: urllib.request.Request, part: _Part) -> Iterator[Any]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirections, but not from https to plain http."""
+    """Follows redirections to https, and from plain http to itself, and to nothing else."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        if req.type == "https" and not newurl.lower().startswith("https:"):
+        if not newurl.lower().startswith(("https:", f"{req.type}:")):
             fp.close()
             raise FedMomError(
                 f"{req.full_url} could not be fetched: the server redirects to {newurl}, which is"
@@ -180,22 +183,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
                 " place you trust."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener of http and https and nothing else, even where a server redirects."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        _Redirects(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
 
 
 def _goes_on(response: Any, known: _Version | None, now: _Version, have: int) -> bool:
@@ -253,20 +240,6 @@ def _reason(error: Exception) -> str:
 
 def _by_hand(part: _Part) -> str:
     return f"Or fetch it by hand, with a browser for instance, and put it at {part.target}."
-
-
-def _check_present(target: Path, checksums: Mapping[str, str]) -> None:
-    if wrong := _mismatch(target, checksums):
-        raise FedMomError(f"{target} exists, but {wrong}. Remove it, and it will be fetched again.")
-
-
-def _check_fetched(url: str, part: _Part, checksums: Mapping[str, str]) -> None:
-    if wrong := _mismatch(part.path, checksums):
-        part.drop()
-        raise FedMomError(
-            f"The file from {url} was removed: {wrong}. Try again; if it happens again, the file"
-            " on the server is not the expected one."
-        )
 
 
 def _mismatch(path: Path, checksums: Mapping[str, str]) -> str | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 
+Integers = NDArray[np.int64]  # positions, sizes, clients
 ALIGNMENT = 64  # bytes: XLA shares memory that begins at a multiple, as mapped files do
 Task = Literal["classes", "regression", "multilabel", "sequence"]
 _LABELS: dict[Task, str] = {  # what ``Features.classes`` counts
@@ -57,15 +58,15 @@ class Features(NamedTuple):
 class Split(NamedTuple):
     """Per client: the first position of its samples, and how many there are."""
 
-    start: NDArray[np.int64]
-    size: NDArray[np.int64]
+    start: Integers
+    size: Integers
 
-    def positions(self) -> NDArray[np.int64]:
+    def positions(self) -> Integers:
         """Return all positions, client after client."""
         first = np.cumsum(self.size) - self.size
         return np.arange(self.size.sum()) + np.repeat(self.start - first, self.size)
 
-    def of(self, clients: NDArray[np.int64]) -> "Split":
+    def of(self, clients: Integers) -> "Split":
         """Return where the samples of some clients lie."""
         return Split(self.start[clients], self.size[clients])
 
@@ -169,7 +170,7 @@ def aligned(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def aligned_rows(array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+def aligned_rows(array: NDArray[Any], rows: Integers) -> NDArray[Any]:
     """Return ``array[rows]`` where JAX can share it: large data is copied once, not twice."""
     copy = _aligned_room((len(rows), *array.shape[1:]), array.dtype)
     np.take(array, rows, axis=0, out=copy, mode="clip")  # "raise" would take room for another

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import FederatedData, Split
+from fedmom.data.federated import FederatedData, Integers, Split
 
 USER_FRACTION = 0.01  # LEAF's default of --iu
 TRAIN_FRACTION = 0.9  # LEAF's default of --tf
@@ -166,13 +166,10 @@ def _split_users(data: FederatedData, train_fraction: float, seed: int) -> Feder
         whole, arrays = everything.train, everything.arrays
     order = _shuffled(data.users, np.random.default_rng(seed))
     train, test = np.sort(order[:chosen]), np.sort(order[chosen:])
-    return replace(
-        data,
-        users=[data.users[i] for i in train],
-        test_users=[data.users[i] for i in test],
-        arrays=arrays,
-        train=whole.of(train),
-        test=whole.of(test),
+    users, test_users = ([data.users[i] for i in part] for part in (train, test))
+    parts = whole.of(train), whole.of(test)
+    return FederatedData(
+        data.name, users, data.features, arrays, *parts, test_users, data.class_names
     )
 
 
@@ -185,13 +182,14 @@ def _split_texts(data: FederatedData, train_fraction: float) -> FederatedData:
         train=Split(data.train.start, train),
         test=Split(data.train.start + sizes - test, test),
     )
-    return _only(again, _large_enough(data, test > 0, train_fraction))
+    return _large_enough(again, sizes, test > 0, train_fraction)
 
 
 def _split_rows(data: FederatedData, train_fraction: float, seed: int) -> FederatedData:
-    data = _only(data, _large_enough(data, sample_counts(data) > 1, train_fraction))
-    positions, owner = _pooled(data)
     sizes = sample_counts(data)
+    data = _large_enough(data, sizes, sizes > 1, train_fraction)
+    positions, owner = _pooled(data)
+    sizes = sizes[sizes > 1]
     shuffled = np.lexsort((np.random.default_rng(seed).random(owner.size), owner))
     rank = np.arange(owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     is_test = np.empty(owner.size, bool)
@@ -199,24 +197,23 @@ def _split_rows(data: FederatedData, train_fraction: float, seed: int) -> Federa
     return arranged(data, data.users, positions, owner, is_test)
 
 
-def _training(sizes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
+def _training(sizes: Integers, fraction: float) -> Integers:
     """Return LEAF's number of training samples, which leaves one for testing at least."""
     return np.clip((fraction * sizes).astype(np.int64), 1, np.maximum(sizes - 1, 1))
 
 
 def _large_enough(
-    data: FederatedData, enough: NDArray[np.bool_], train_fraction: float
-) -> NDArray[np.int64]:
-    kept = np.flatnonzero(enough)
-    if not kept.size:
+    data: FederatedData, sizes: Integers, enough: NDArray[np.bool_], train_fraction: float
+) -> FederatedData:
+    if not enough.any():
         raise FedMomError(
             f"--tf {train_fraction} leaves no user of {data.name} a test sample: the largest has"
-            f" {sample_counts(data).max()} samples in all. Use a smaller --tf or larger users."
+            f" {sizes.max()} samples in all. Use a smaller --tf or larger users."
         )
-    return kept
+    return _only(data, np.flatnonzero(enough))
 
 
-def sample_counts(data: FederatedData) -> NDArray[np.int64]:
+def sample_counts(data: FederatedData) -> Integers:
     """Return every user's number of samples, whether for training, for testing or between."""
     _refuse_split_users(data)
     if _is_whole_text(data):
@@ -244,7 +241,7 @@ def _wanted(data: FederatedData, fraction: float, samples: int) -> int:
     return wanted
 
 
-def _shuffled(users: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
+def _shuffled(users: Sequence[str], rng: np.random.Generator) -> Integers:
     by_name = np.array(sorted(range(len(users)), key=list(users).__getitem__), np.int64)
     return by_name[rng.permutation(len(users))]
 
@@ -258,31 +255,22 @@ def _shortened(data: FederatedData, user: int, size: int) -> FederatedData:
     test = max(0, size - train - gap)
     # A shorter text ends earlier; other samples are those at the front of each kind.
     start = int(data.train.start[user]) + size - test if whole else int(data.test.start[user])
+    it = np.arange(data.clients) == user
     return replace(
         data,
-        train=Split(data.train.start, _with(data.train.size, user, train)),
-        test=Split(_with(data.test.start, user, start), _with(data.test.size, user, test)),
+        train=Split(data.train.start, np.where(it, train, data.train.size)),
+        test=Split(np.where(it, start, data.test.start), np.where(it, test, data.test.size)),
     )
 
 
-def _with(table: NDArray[np.int64], index: int, value: int) -> NDArray[np.int64]:
-    changed = np.array(table)
-    changed[index] = value
-    return changed
-
-
-def _only(data: FederatedData, kept: NDArray[np.int64]) -> FederatedData:
+def _only(data: FederatedData, kept: Integers) -> FederatedData:
     if kept.size == data.clients:
         return data
-    return replace(
-        data,
-        users=[data.users[i] for i in kept],
-        train=data.train.of(kept),
-        test=data.test.of(kept),
-    )
+    users = [data.users[i] for i in kept]
+    return replace(data, users=users, train=data.train.of(kept), test=data.test.of(kept))
 
 
-def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pooled(data: FederatedData) -> tuple[Integers, Integers]:
     """Return the position and the user of every sample, client after client."""
     users = np.arange(data.clients)
     owner = np.concatenate([np.repeat(users, p.size) for p in (data.train, data.test)])
@@ -293,8 +281,8 @@ def _pooled(data: FederatedData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def arranged(
     data: FederatedData,
     users: Sequence[str],
-    positions: NDArray[np.int64],
-    owner: NDArray[np.int64],
+    positions: Integers,
+    owner: Integers,
     is_test: NDArray[np.bool_],
 ) -> FederatedData:
     """Lay samples out in a table ``at``: by owner, those for training first."""
@@ -304,12 +292,9 @@ def arranged(
         at = data.arrays["at"][at]
     train, test = (np.bincount(owner[is_test == m], minlength=len(users)) for m in (False, True))
     begin = np.cumsum(train + test) - train - test
+    arrays = {**data.arrays, "at": at.astype(np.int32)}
     return replace(
-        data,
-        users=users,
-        arrays={**data.arrays, "at": at.astype(np.int32)},
-        train=Split(begin, train),
-        test=Split(begin + train, test),
+        data, users=users, arrays=arrays, train=Split(begin, train), test=Split(begin + train, test)
     )
 
 

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
-from fedmom.data.federated import FederatedData
+from fedmom.data.federated import FederatedData, Integers
 from fedmom.data.leaf_sampling import arranged
 
 
-def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> NDArray[np.int64]:
+def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> Integers:
     """Deal the rows at random, in parts whose sizes differ by one at most."""
     rows = _rows("iid", labels, clients).size
     return _dealt(rng.permutation(rows), _even(rows, clients))
@@ -25,7 +25,7 @@ def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> N
 
 def dirichlet(
     labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, alpha: float = 0.5
-) -> NDArray[np.int64]:
+) -> Integers:
     """Skew the labels: client k draws its rows by a label mix q_k ~ Dirichlet(alpha p).
 
     This is the version of Hsu, Qi and Brown (2019), where p is the label mix of all rows: a
@@ -54,7 +54,7 @@ def dirichlet(
 
 def shards(
     labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, per_client: int = 2
-) -> NDArray[np.int64]:
+) -> Integers:
     """Deal ``per_client`` shards to each client, of the rows sorted by label and cut evenly.
 
     McMahan et al. (2017) call this the pathological partition. S shards of C labels hold at
@@ -77,7 +77,7 @@ def shards(
 
 def quantity(
     labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, sigma: float = 1.0
-) -> NDArray[np.int64]:
+) -> Integers:
     """Skew the sizes only: IID labels, and sizes in proportion to lognormal(0, sigma) draws.
 
     Each client has one row before the rest is shared out, so none is empty; sigma=0 gives
@@ -92,25 +92,16 @@ def quantity(
     return _dealt(rng.permutation(rows), 1 + np.diff(ends, prepend=0))
 
 
-PARTITIONS = Registry(
-    "partition",
-    {
-        "iid": "fedmom.data.partition:iid",
-        "dirichlet": "fedmom.data.partition:dirichlet",
-        "shards": "fedmom.data.partition:shards",
-        "quantity": "fedmom.data.partition:quantity",
-    },
-)
-
-
+_NAMES = ("iid", "dirichlet", "shards", "quantity")
+PARTITIONS = Registry("partition", {name: f"fedmom.data.partition:{name}" for name in _NAMES})
 BY_CLASS = ("dirichlet", "shards")
 
 
-def partition(spec: str, labels: ArrayLike, seed: int = 0) -> NDArray[np.int64]:
+def partition(spec: str, labels: ArrayLike, seed: int = 0) -> Integers:
     """Return the client of every row by a spec such as ``shards:clients=100,per_client=2``."""
     if seed < 0:
         raise FedMomError(f"The partition's seed {seed} must be at least 0.")
-    clients: NDArray[np.int64] = PARTITIONS.build(spec, labels, np.random.default_rng(seed))
+    clients: Integers = PARTITIONS.build(spec, labels, np.random.default_rng(seed))
     return clients
 
 
@@ -130,19 +121,20 @@ def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
     parts = [part.positions() for part in (data.train, data.test)]
     positions = np.concatenate(parts)
     is_test = np.repeat([False, True], [len(part) for part in parts])
-    labels = _labels(data, positions) if data.features.task == "classes" else None
+    rows = data.arrays["at"][positions] if "at" in data.arrays else positions
+    labels = data.arrays["y"][rows] if data.features.task == "classes" else None
     owner = dealt(spec, labels, is_test, seed)
     return arranged(data, client_names(owner), positions, owner, is_test)
 
 
-def client_names(owner: NDArray[np.int64]) -> list[str]:
+def client_names(owner: Integers) -> list[str]:
     """Return the names of clients that a partition has made."""
     return [f"client{k}" for k in range(int(owner.max()) + 1)]
 
 
 def dealt(
     spec: str, labels: NDArray[np.integer] | None, is_test: NDArray[np.bool_], seed: int = 0
-) -> NDArray[np.int64]:
+) -> Integers:
     """Return the client of every row: training rows by a partition, test rows as they do.
 
     Args:
@@ -152,8 +144,7 @@ def dealt(
         seed: The seed.
     """
     if labels is None:
-        name = PARTITIONS.check(spec)
-        if name in BY_CLASS:
+        if (name := PARTITIONS.check(spec)) in BY_CLASS:
             raise FedMomError(
                 f"partition={name} deals rows by their class, and these labels are not classes."
                 " Use iid or quantity."
@@ -178,14 +169,12 @@ def _rows(name: str, labels: ArrayLike, clients: int) -> NDArray[np.integer]:
     return values
 
 
-def _even(rows: int, parts: int) -> NDArray[np.int64]:
+def _even(rows: int, parts: int) -> Integers:
     """Return sizes that sum to ``rows`` and differ by one at most."""
     return np.diff(np.arange(parts + 1) * rows // parts)
 
 
-def _dealt(
-    order: NDArray[np.int64], sizes: NDArray[np.int64], owners: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+def _dealt(order: Integers, sizes: Integers, owners: Integers | None = None) -> Integers:
     """Cut ``order`` into pieces of these sizes; piece i belongs to ``owners[i]``, or to i."""
     out = np.empty(order.size, np.int64)
     out[order] = np.repeat(np.arange(sizes.size) if owners is None else owners, sizes)
@@ -193,8 +182,8 @@ def _dealt(
 
 
 def _drawn(
-    size: int, mix: NDArray[np.float64], left: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.int64]:
+    size: int, mix: NDArray[np.float64], left: Integers, rng: np.random.Generator
+) -> Integers:
     """Draw ``size`` labels by ``mix``, of each label no more than ``left``."""
     counts = np.zeros_like(left)
     while missing := size - int(counts.sum()):
@@ -207,17 +196,12 @@ def _drawn(
     return counts
 
 
-def _labels(data: FederatedData, positions: NDArray[np.int64]) -> NDArray[np.integer]:
-    rows = data.arrays["at"][positions] if "at" in data.arrays else positions
-    return data.arrays["y"][rows]
-
-
 def _following(
-    client: NDArray[np.int64],
+    client: Integers,
     labels: NDArray[np.integer],
     test_labels: NDArray[np.integer],
     rng: np.random.Generator,
-) -> NDArray[np.int64]:
+) -> Integers:
     """Return the client of every test row, in proportion to the training rows of its label."""
     clients = int(client.max()) + 1
     out = np.empty(len(test_labels), np.int64)

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import FederatedData, capacity
+from fedmom.data.federated import FederatedData, Integers, capacity
 from fedmom.data.leaf_sampling import sample_counts
 
 AT_ONCE = 2**24  # bytes hashed at a time: mapped arrays may be larger than the memory
@@ -38,7 +37,7 @@ PAPER_TABLE_2 = {
 }
 
 
-def counts(data: FederatedData) -> NDArray[np.int64]:
+def counts(data: FederatedData) -> Integers:
     """Return every client's number of samples, those between LEAF's splits of a text included."""
     if data.test_users is not None:
         return np.concatenate([data.train.size, data.test.size])
@@ -51,7 +50,7 @@ def statistics(data: FederatedData) -> Statistics:
     return Statistics(int(sizes.sum()), len(sizes), float(sizes.mean()), float(sizes.std()))
 
 
-def label_mix(data: FederatedData, client: int) -> NDArray[np.int64]:
+def label_mix(data: FederatedData, client: int) -> Integers:
     """Return how many training samples of each label a client has.
 
     A sample of multi-label data or of a sequence counts for all the labels that it has.
@@ -59,7 +58,7 @@ def label_mix(data: FederatedData, client: int) -> NDArray[np.int64]:
     if data.features.task == "regression":
         raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
     start, size = int(data.train.start[client]), int(data.train.size[client])
-    positions: NDArray[np.int64] | slice = slice(start, start + size)
+    positions: Integers | slice = slice(start, start + size)
     if "at" in data.arrays:
         positions = data.arrays["at"][positions]
     if data.features.kind == "text":  # the label of a window is the symbol after it
@@ -117,18 +116,14 @@ def facts(data: FederatedData) -> dict[str, Any]:
         "clients": data.clients,
         "train_samples": int(data.train.size.sum()),
         "test_samples": int(data.test.size.sum()),
-        "sha256": data.checksum or _known_digest(data),
+        "sha256": data.checksum or _digest(data),
     }
 
 
-def _known_digest(data: FederatedData) -> str:
-    """Return the digest; runs that share their data take it once."""
-    if data not in _digests:
-        _digests[data] = _digest(data)
-    return _digests[data]
-
-
 def _digest(data: FederatedData) -> str:
+    """Return the digest; runs that share their data take it once."""
+    if data in _digests:
+        return _digests[data]
     digest = hashlib.sha256()
     names = [list(data.users), list(data.test_users or ())]
     # As it was before there were other tasks, so that runs begun then find their data unchanged.
@@ -143,4 +138,4 @@ def _digest(data: FederatedData) -> str:
         flat = whole.reshape(-1).view(np.uint8)
         for first in range(0, flat.size, AT_ONCE):
             digest.update(flat[first : first + AT_ONCE].data)
-    return digest.hexdigest()
+    return _digests.setdefault(data, digest.hexdigest())

@@ -16,28 +16,13 @@ if TYPE_CHECKING:
 MODELS = Registry(
     "model",
     {
-        "char_lstm": "fedmom.models.built_in:char_lstm",
-        "lenet5": "fedmom.models.built_in:lenet5",
-        "leaf_cnn": "fedmom.models.built_in:leaf_cnn",
-        "logreg": "fedmom.models.built_in:logreg",
-        "mlp": "fedmom.models.built_in:mlp",
+        name: f"fedmom.models.built_in:{name}"
+        for name in ("char_lstm", "lenet5", "leaf_cnn", "logreg", "mlp")
     },
     returns="fedmom.models.base:Model",
 )
-METRICS = Registry(
-    "metric",
-    {
-        "accuracy": "fedmom.models.metrics:accuracy",
-        "auc": "fedmom.models.metrics:auc",
-        "f1": "fedmom.models.metrics:f1",
-        "mae": "fedmom.models.metrics:mae",
-        "mse": "fedmom.models.metrics:mse",
-        "perplexity": "fedmom.models.metrics:perplexity",
-        "position_accuracy": "fedmom.models.metrics:position_accuracy",
-        "rmse": "fedmom.models.metrics:rmse",
-        "top": "fedmom.models.metrics:top",
-    },
-)
+_METRICS = "accuracy auc f1 mae mse perplexity position_accuracy rmse top"
+METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
 
 
 @lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs

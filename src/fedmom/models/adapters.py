@@ -77,13 +77,14 @@ def model(
     if state not in STATE_CHOICES:
         raise FedMomError(f"state {state!r} is neither average nor local.")
     if isinstance(net, str):
-        found = _built_in(net, features, state)
+        if state == "local":
+            raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
+        found = build(net, features)
     else:
         found = of_net(net, features, example(data), state, has_state=has_state)
-    return found._replace(
-        loss=found.loss if loss is None else _loss(loss),
-        metrics=found.metrics if metrics is None else _metrics(metrics),
-    )
+    own = pick(LOSSES, loss, "loss") if isinstance(loss, str) else loss
+    measured = found.metrics if metrics is None else _metrics(metrics)
+    return found._replace(loss=own or found.loss, metrics=measured)
 
 
 def of_net(
@@ -103,9 +104,9 @@ def of_net(
         state: As for ``model``.
         has_state: As for ``model``.
     """
+    found = _model(_net(net, jnp.asarray(x), has_state=has_state), state)
     loss, metrics = TASKS[features.task]
-    found = _net(net, jnp.asarray(x), has_state=has_state)
-    return _model(found, state)._replace(loss=loss, metrics=metrics)
+    return found._replace(loss=loss, metrics=metrics)
 
 
 def example(data: FederatedData | Features, *, integers: bool = False) -> NDArray[Any]:
@@ -125,12 +126,6 @@ def has_integers(data: FederatedData) -> bool:
     """Return whether the inputs of a batch are whole numbers; bytes become floats."""
     dtype = data.arrays["x"].dtype if "x" in data.arrays else np.dtype(np.uint8)
     return bool(np.issubdtype(dtype, np.integer)) and dtype != np.uint8
-
-
-def _built_in(name: str, features: Features, state: StateChoice) -> Model:
-    if state == "local":
-        raise FedMomError(f'state "local" is for nets that have state, and {name} has none.')
-    return build(name, features)
 
 
 def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
@@ -196,36 +191,28 @@ def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bo
 
 def _model(net: Net, choice: StateChoice) -> Model:
     params, state = jax.eval_shape(net.init, jax.random.key(0))
-    if not jax.tree.leaves(state):
-        return _without_state(net, state, choice)
-    if choice == "average":
-        return _averaged(net)
-    return _local(net, net.norms(params, state))
-
-
-def _without_state(net: Net, empty: Any, choice: StateChoice) -> Model:
+    if jax.tree.leaves(state):
+        return _averaged(net) if choice == "average" else _local(net, net.norms(params, state))
     if choice == "local":
         raise FedMomError(
             'state "local" is for nets that have state, such as batch norm; this one has none.'
         )
-
-    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        return net.apply(params, empty, x, key)[0]
-
-    return Model(lambda key: net.init(key)[0], apply)
+    return Model(
+        lambda key: net.init(key)[0],
+        lambda params, x, key: net.apply(params, state, x, key)[0],
+    )
 
 
 def _averaged(net: Net) -> Model:
-    def init(key: jax.Array) -> Variables:
-        return Variables(*net.init(key))
-
-    def apply(variables: Variables, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        return net.apply(variables.trained, variables.state, x, key)[0]
-
     def train(variables: Variables, x: jax.Array, key: jax.Array) -> tuple[jax.Array, Any, Any]:
         return *net.apply(variables.trained, variables.state, x, key), None
 
-    return Model(init, apply, train=train, state="average")
+    return Model(
+        lambda key: Variables(*net.init(key)),
+        lambda variables, x, key: net.apply(variables.trained, variables.state, x, key)[0],
+        train=train,
+        state="average",
+    )
 
 
 def _local(net: Net, own: Params) -> Model:
@@ -236,9 +223,6 @@ def _local(net: Net, own: Params) -> Model:
         shared, kept = divide(params, own)
         return Variables(shared, None, kept, state)
 
-    def apply(variables: Variables, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        return train(variables, x, key)[0]
-
     def train(
         variables: Variables, x: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, Any, Any]:
@@ -246,16 +230,10 @@ def _local(net: Net, own: Params) -> Model:
         outputs, state = net.apply(params, variables.own_state, x, key)
         return outputs, None, state
 
-    return Model(init, apply, train=train, state="local")
+    return Model(init, lambda v, x, key: train(v, x, key)[0], train=train, state="local")
 
 
-def _loss(loss: str | Loss) -> Loss:
-    return pick(LOSSES, loss, "loss") if isinstance(loss, str) else loss
-
-
-def _metrics(
-    metrics: Sequence[str | Metric | Callable[..., jax.Array]],
-) -> tuple[Metric, ...]:
+def _metrics(metrics: Sequence[str | Metric | Callable[..., jax.Array]]) -> tuple[Metric, ...]:
     if isinstance(metrics, str):
         raise FedMomError(f"metrics is a list, such as [{metrics!r}], not {metrics!r}.")
     found = tuple(_metric(metric) for metric in metrics)

@@ -13,6 +13,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.prng import centred_uniform
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
+from fedmom.models import metrics
 from fedmom.models.losses import (
     Loss,
     binary_cross_entropy,
@@ -20,27 +21,18 @@ from fedmom.models.losses import (
     sequence_cross_entropy,
     squared_error,
 )
-from fedmom.models.metrics import (
-    Metric,
-    accuracy,
-    f1,
-    mae,
-    mse,
-    perplexity,
-    position_accuracy,
-)
+from fedmom.models.metrics import Metric
 from fedmom.models.variables import StateChoice, Variables
 
 # What a model is trained and evaluated with, unless it says otherwise, by the data's task.
 TASKS: dict[str, tuple[Loss, tuple[Metric, ...]]] = {
-    "classes": (cross_entropy, (accuracy(),)),
-    "regression": (squared_error, (mse(), mae())),
-    "multilabel": (binary_cross_entropy, (f1(average="micro"), f1())),
-    "sequence": (sequence_cross_entropy, (position_accuracy(), perplexity())),
+    "classes": (cross_entropy, (metrics.accuracy(),)),
+    "regression": (squared_error, (metrics.mse(), metrics.mae())),
+    "multilabel": (binary_cross_entropy, (metrics.f1(average="micro"), metrics.f1())),
+    "sequence": (sequence_cross_entropy, (metrics.position_accuracy(), metrics.perplexity())),
 }
-ROWS = (
-    2  # of the batch that a model is tried on: more than one, to tell a loss per sample from a mean
-)
+# The rows of the batch that a model is tried on: a loss per sample differs from a mean over them.
+ROWS = 2
 
 
 class Model(NamedTuple):
@@ -101,8 +93,8 @@ def fitted(model: Model, features: Features) -> Model:
     plain = TASKS["classes"]
     if features.task == "classes" or (model.loss, model.metrics) != plain:
         return model
-    loss, metrics = TASKS[features.task]
-    return model._replace(loss=loss, metrics=metrics)
+    loss, measured = TASKS[features.task]
+    return model._replace(loss=loss, metrics=measured)
 
 
 def check(model: Model, features: Features, x: NDArray[Any]) -> None:
@@ -191,16 +183,12 @@ def glorot_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.device_put(centred_uniform(key, shape) * np.sqrt(np.float32(3) * variance))
 
 
-def dense(key: jax.Array, fan_in: int, fan_out: int) -> Params:
-    """A linear layer with Glorot-uniform weights and zero bias."""
-    weights = glorot_uniform(key, (fan_in, fan_out))
-    return {"w": weights, "b": jax.device_put(np.zeros(fan_out, np.float32))}
+def drawn(key: jax.Array, *shape: int) -> Params:
+    """A layer with Glorot-uniform weights and zero bias.
 
-
-def conv(key: jax.Array, size: int, channels_in: int, channels_out: int) -> Params:
-    """A square convolution with Glorot-uniform weights and zero bias."""
-    weights = glorot_uniform(key, (size, size, channels_in, channels_out))
-    return {"w": weights, "b": jax.device_put(np.zeros(channels_out, np.float32))}
+    Its shape is (inputs, outputs), or (side, side, channels, filters) of a convolution.
+    """
+    return {"w": glorot_uniform(key, shape), "b": jax.device_put(np.zeros(shape[-1], np.float32))}
 
 
 def linear(layer: Params, x: jax.Array) -> jax.Array:

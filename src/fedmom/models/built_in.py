@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated
 
 import jax
@@ -12,15 +13,7 @@ from fedmom.core.prng import split
 from fedmom.core.types import Params
 from fedmom.core.validation import MOST, Between, check_parameters
 from fedmom.data.federated import Features
-from fedmom.models.base import (
-    Model,
-    as_channels,
-    conv,
-    dense,
-    dropout,
-    linear,
-    need,
-)
+from fedmom.models.base import Model, as_channels, drawn, dropout, linear, need
 from fedmom.models.kernels import conv_relu_pool, linear_of_maps, linear_of_rows
 from fedmom.models.kernels.lstm import lstm
 
@@ -30,9 +23,7 @@ MOST_LAYERS = 1000
 def logreg(features: Features) -> Model:
     """Logistic regression (vectors, images)."""
     need("logreg", features, ("vector", "image"))
-    numbers = (math.prod(features.shape) + 1) * features.classes
-    check_parameters(f"logreg for {features.classes:,} classes", numbers)
-    return _perceptron(features, [])
+    return _perceptron(f"logreg for {features.classes:,} classes", features, [])
 
 
 def mlp(
@@ -43,18 +34,16 @@ def mlp(
 ) -> Model:
     """Multilayer perceptron with ReLU, McMahan's 2NN by default (vectors, images)."""
     need("mlp", features, ("vector", "image"))
-    first, last = math.prod(features.shape), features.classes
-    numbers = hidden * (first + last + 1) + (layers - 1) * hidden * (hidden + 1) + last
-    check_parameters(f"mlp:hidden={hidden},layers={layers}", numbers)
-    return _perceptron(features, [hidden] * layers)
+    return _perceptron(f"mlp:hidden={hidden},layers={layers}", features, [hidden] * layers)
 
 
-def _perceptron(features: Features, hidden: list[int]) -> Model:
+def _perceptron(what: str, features: Features, hidden: list[int]) -> Model:
     sizes = [math.prod(features.shape), *hidden, features.classes]
+    check_parameters(what, sum((a + 1) * b for a, b in pairwise(sizes)))
 
     def init(key: jax.Array) -> Params:
         keys = split(key, len(sizes) - 1)
-        return [dense(k, a, b) for k, a, b in zip(keys, sizes, sizes[1:], strict=False)]
+        return [drawn(k, a, b) for k, a, b in zip(keys, sizes, sizes[1:], strict=False)]
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         x = x.reshape(len(x), -1)
@@ -69,18 +58,14 @@ def lenet5(features: Features) -> Model:
     """LeNet-5 with ReLU and max pooling: conv 6, conv 16, dense 120, 84 (images)."""
     height, width, channels = _image_shape("lenet5", features)
     flat = (height // 2 - 4) // 2 * ((width // 2 - 4) // 2) * 16
-    numbers = 120 * (flat + 1) + 85 * features.classes
-    check_parameters(f"lenet5 for {features.classes:,} classes", numbers)
-
-    def init(key: jax.Array) -> Params:
-        k1, k2, k3, k4, k5 = split(key, 5)
-        return {
-            "conv1": conv(k1, 5, channels, 6),
-            "conv2": conv(k2, 5, 6, 16),
-            "dense1": dense(k3, flat, 120),
-            "dense2": dense(k4, 120, 84),
-            "out": dense(k5, 84, features.classes),
-        }
+    init = _layers(
+        f"lenet5 for {features.classes:,} classes",
+        conv1=(5, 5, channels, 6),
+        conv2=(5, 5, 6, 16),
+        dense1=(flat, 120),
+        dense2=(120, 84),
+        out=(84, features.classes),
+    )
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
@@ -97,17 +82,13 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
     if not 0 <= dropout_rate < 1:
         raise FedMomError(f"leaf_cnn: dropout_rate={dropout_rate} is not in [0, 1).")
     flat = (height // 4) * (width // 4) * 64
-    numbers = 2048 * (flat + 1) + 2049 * features.classes
-    check_parameters(f"leaf_cnn for {features.classes:,} classes", numbers)
-
-    def init(key: jax.Array) -> Params:
-        k1, k2, k3, k4 = split(key, 4)
-        return {
-            "conv1": conv(k1, 5, channels, 32),
-            "conv2": conv(k2, 5, 32, 64),
-            "dense": dense(k3, flat, 2048),
-            "out": dense(k4, 2048, features.classes),
-        }
+    init = _layers(
+        f"leaf_cnn for {features.classes:,} classes",
+        conv1=(5, 5, channels, 32),
+        conv2=(5, 5, 32, 64),
+        dense=(flat, 2048),
+        out=(2048, features.classes),
+    )
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
         x = conv_relu_pool(params["conv1"], as_channels(x), "SAME")
@@ -116,6 +97,17 @@ def leaf_cnn(features: Features, *, dropout_rate: float = 0.5) -> Model:
         return linear_of_rows(params["out"], dropout(x, dropout_rate, key))
 
     return Model(init, apply)
+
+
+def _layers(what: str, **shapes: tuple[int, ...]) -> Callable[[jax.Array], Params]:
+    """Return what draws layers of these shapes, each with a key of its own."""
+    check_parameters(what, sum(math.prod(shape) + shape[-1] for shape in shapes.values()))
+
+    def init(key: jax.Array) -> Params:
+        keys = split(key, len(shapes))
+        return {name: drawn(k, *shapes[name]) for k, name in zip(keys, shapes, strict=True)}
+
+    return init
 
 
 def _image_shape(model: str, features: Features) -> tuple[int, int, int]:
@@ -140,13 +132,12 @@ def char_lstm(
     @_compiled_quickly
     def init(key: jax.Array) -> Params:
         k1, k2, k3, k4 = jax.random.split(key, 4)
-        cell = dense(k2, embedding, 4 * hidden)
-        recurrent = jax.nn.initializers.orthogonal()(k3, (hidden, 4 * hidden), jnp.float32)
+        orthogonal = jax.nn.initializers.orthogonal()
         return {
             "embedding": jax.random.normal(k1, (features.classes, embedding)),
-            "input": cell,
-            "recurrent": recurrent,
-            "out": dense(k4, hidden, features.classes),
+            "input": drawn(k2, embedding, 4 * hidden),
+            "recurrent": orthogonal(k3, (hidden, 4 * hidden), jnp.float32),
+            "out": drawn(k4, hidden, features.classes),
         }
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:

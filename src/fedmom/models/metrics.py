@@ -163,52 +163,48 @@ def auc(*, bins: Annotated[int, Between(2, 10_000)] = 200) -> Metric:
     return Metric("auc", histogram, lambda sums: _area(sums, bins))
 
 
+@np.errstate(invalid="ignore")
 def _area(sums: Numbers, bins: int) -> Numbers:
     """The mean over labels of the share of pairs that are in order."""
     table = sums.reshape(*sums.shape[:-1], -1, 2, bins)
     positive, negative = table[..., 0, :], table[..., 1, :]
     below = np.cumsum(negative, axis=-1) - negative / 2
     pairs = positive.sum(-1) * negative.sum(-1)
-    with np.errstate(invalid="ignore"):
-        areas = (positive * below).sum(-1) / pairs
+    areas = (positive * below).sum(-1) / pairs
     return _mean_where(areas, pairs > 0)
 
 
+@np.errstate(invalid="ignore")
 def _f1_of_counts(sums: Numbers) -> Numbers:
     true, false, missed = np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, 0)
     at_all = 2 * true + false + missed
-    with np.errstate(invalid="ignore"):
-        return _mean_where(2 * true / at_all, at_all > 0)
+    return _mean_where(2 * true / at_all, at_all > 0)
 
 
+@np.errstate(invalid="ignore")
 def _mean_where(values: Numbers, there: NDArray[np.bool_]) -> Numbers:
     """The mean along the last axis over what is there; NaN where nothing is."""
-    with np.errstate(invalid="ignore"):
-        return np.where(there, values, 0).sum(-1) / there.sum(-1)
+    return np.where(there, values, 0).sum(-1) / there.sum(-1)
 
 
+@np.errstate(invalid="ignore")
 def _ratio(sums: Numbers) -> Numbers:
-    with np.errstate(invalid="ignore"):
-        return sums[..., 0] / sums[..., 1]
+    return sums[..., 0] / sums[..., 1]
 
 
 def _root_mean(sums: Numbers) -> Numbers:
     return np.sqrt(_ratio(sums))
 
 
+@np.errstate(over="ignore")
 def _exponential(sums: Numbers) -> Numbers:
-    with np.errstate(over="ignore"):
-        return np.exp(_ratio(sums))
+    return np.exp(_ratio(sums))
 
 
 def _counted(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Put a one next to every number: their sum is the number of samples."""
 
-    def rows(out: jax.Array, y: jax.Array) -> jax.Array:
-        values = function(out, y)
-        return _row(values, jnp.ones_like(values))
-
-    return rows
+    return lambda out, y: _row(values := function(out, y), jnp.ones_like(values))
 
 
 def _row(*columns: jax.Array) -> jax.Array:

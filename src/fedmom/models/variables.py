@@ -1,13 +1,11 @@
 """A model that has more than trained parameters: batch norm's running statistics, and the like."""
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from fedmom.core.types import Params
 
-T = TypeVar("T")
 StateChoice = Literal["average", "local"]
 STATE_CHOICES: tuple[StateChoice, ...] = ("average", "local")
 
@@ -35,18 +33,6 @@ class Variables(NamedTuple):
     state: Any = None
     own_trained: Any = None
     own_state: Any = None
-
-
-def on_trained(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to what methods see: ``trained`` of ``Variables``, else the whole."""
-    if isinstance(tree, Variables):
-        return tree._replace(trained=function(tree.trained))
-    return function(tree)
-
-
-def trained_of(tree: Any) -> Any:
-    """Return the parameters that methods see: ``trained`` of ``Variables``, else the whole."""
-    return tree.trained if isinstance(tree, Variables) else tree
 
 
 def divide(tree: Params, chosen: Params) -> tuple[Params, Params]:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.data.batches import Arrays, Reader, reader
+from fedmom.data.batches import Arrays, Reader, reader, thinned
 from fedmom.data.federated import Split
-from fedmom.data.subsample import thinned
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
 from fedmom.runtimes.base import Scores

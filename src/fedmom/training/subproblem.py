@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from fedmom.algorithms.client import CHUNK
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.data.batches import Arrays, Reader, place, reader
+from fedmom.data.batches import Arrays, Reader, place, reader, thinned
 from fedmom.data.federated import FederatedData
-from fedmom.data.subsample import thinned
 from fedmom.models.base import Model
 from fedmom.training.samplers import cohort
 

@@ -20,8 +20,7 @@ from PIL import Image
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features
 from fedmom.data.sources import femnist
-from fedmom.data.store.manifest import read_manifest
-from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.reader import check_store, load_store, read_manifest
 from tests.conftest import SHARED
 from tests.data.test_download import running
 
@@ -110,7 +109,7 @@ def archives(built: Archives, tmp_path: Path) -> Archives:
 
 def rows(store: Path) -> Iterator[tuple[str, bool, bytes, int]]:
     """Yield (writer, whether for training, pixels, label) of every sample of a store."""
-    data = open_store(store)
+    data = load_store(store)
     for k, user in enumerate(data.users):
         for split in (data.train, data.test):
             for at in range(split.start[k], split.start[k] + split.size[k]):
@@ -138,7 +137,7 @@ def test_store_holds_every_image_once_with_its_writer_and_label(built, tmp_path)
         for writer, label, number in built.expected
         if COUNTS[writer] > 1
     )
-    data = open_store(tmp_path / "store")
+    data = load_store(tmp_path / "store")
     assert list(data.users) == sorted(w for w, n in COUNTS.items() if n > 1)
     assert data.name == "femnist"
     assert data.features == Features("image", (28, 28), 62)
@@ -148,7 +147,7 @@ def test_store_holds_every_image_once_with_its_writer_and_label(built, tmp_path)
 
 def test_nine_tenths_of_a_writer_are_for_training_and_one_at_least_for_each(built, tmp_path):
     femnist.pack(tmp_path / "store", built.by_class, built.by_write)
-    data = open_store(tmp_path / "store")
+    data = load_store(tmp_path / "store")
     for user, train, test in zip(data.users, data.train.size, data.test.size, strict=True):
         assert train == COUNTS[user] * 9 // 10
         assert test == COUNTS[user] - train

@@ -13,8 +13,7 @@ from fedmom.data import load
 from fedmom.data.batches import place, reader
 from fedmom.data.federated import Features
 from fedmom.data.sources.glyphs import CHARACTERS, EXPECTED, FONTS, _type, glyphs
-from fedmom.data.store.manifest import read_manifest
-from fedmom.data.store.reader import check_store
+from fedmom.data.store.reader import check_store, read_manifest
 from fedmom.models import build
 
 

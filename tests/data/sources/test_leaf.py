@@ -18,7 +18,7 @@ from fedmom.data.batches import reader
 from fedmom.data.federated import Features
 from fedmom.data.sources.leaf import is_leaf, lay, load_leaf, pack_leaf
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
-from fedmom.data.store.reader import check_store, open_store
+from fedmom.data.store.reader import check_store, load_store
 from tests import by_hand
 from tests.conftest import SHARED
 from tests.data.sources.leaf_files import Clients, image, shard, speech, windows, write
@@ -251,7 +251,7 @@ def test_packing_and_unpacking_is_the_identity(data):
                 suffix = data.draw(st.sampled_from([".json", ".json.gz"]))
                 write(folder / part / f"{home}{suffix}", shard(held))
         pack_leaf(folder, Path(base) / "store")
-        packed = open_store(Path(base) / "store")
+        packed = load_store(Path(base) / "store")
         assert sorted(packed.users) == sorted(parts["train"])
         assert_same(packed, folder)
         sizes = packed.train.size.sum() + packed.test.size.sum()

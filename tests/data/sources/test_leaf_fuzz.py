@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.sources.leaf import pack_leaf
-from fedmom.data.store.reader import open_store
+from fedmom.data.store.reader import load_store
 from tests.data.sources.test_leaf import REAL, assert_same, image, plain, shard, speech, windows
 
 PARTS = ("train", "test")
@@ -59,7 +59,7 @@ def check(files: dict[str, bytes], suffix: str = ".json") -> bool:
             assert f"file{suffix}" in message
             assert not store.parent.exists() or not list(store.parent.iterdir())
             return False
-        data = open_store(store)
+        data = load_store(store)
         assert_same(data, folder)
         for part, content in files.items():
             assert_consistent(json.loads(unpacked(content)), part, data)

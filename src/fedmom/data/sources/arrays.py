@@ -1,27 +1,26 @@
-"""Arrays: in memory, or the same arrays in an .npz file."""
+"""Arrays: in memory, in an .npz file, or item after item from a torch ``Dataset``."""
 
 import lzma
 import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
+from fedmom.data.assembly import Division, assemble, inputs, owners
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division, assemble, inputs, owners
-from fedmom.data.rows.labels import read_labels
-from fedmom.data.rows.values import as_array, as_plain
 from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
+from fedmom.data.values import COUNTED, as_array, as_plain, read_labels
 
 NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
+ARRAYS = ("x", "y", "user", "users", "is_test")
 KINDS = "biufcUS"  # plain values: no objects, records or dates
 # What zipfile, its decompressors and NumPy's reader of headers raise on files that are damaged,
 # encrypted, compressed by unknown means, or not what they say.
@@ -113,8 +112,8 @@ def load_npz(
     partition: str | None = None,
 ) -> FederatedData:
     """Open an .npz file of arrays; the first time it is packed, later only mapped."""
+    options = {name: value for name, value in locals().items() if name != "path"}
     files = file_identity([path])
-    options = {"test_fraction": test_fraction, "seed": seed, "task": task, "partition": partition}
     return cached(
         path.stem,
         ["npz", NPZ_READER, files, [*options.values()]],
@@ -127,48 +126,33 @@ def from_npz(path: Path, **options: Any) -> FederatedData:
 
     Nothing in it is run (no pickled objects). The options are those of ``from_arrays``.
     """
-    found = read_npz(path, ("x", "y"), ("user", "users", "is_test"))
+    found = read_npz(path)
+    user, users = found.get("user"), found.get("users")
+    numbered = user is not None and user.dtype.kind not in "UST"
+    names = None if users is None or not numbered else [str(name) for name in users.ravel()]
     return from_arrays(
         found["x"],
         found["y"],
-        found.get("user"),
+        user,
         is_test=found.get("is_test"),
-        users=[str(u) for u in found["users"].ravel()] if _numbers(found) else None,
+        users=names,
         name=path.stem,
         **options,
     )
 
 
-def _numbers(found: dict[str, np.ndarray]) -> bool:
-    """Return whether ``user`` has numbers into ``users``; texts are names themselves."""
-    return "users" in found and "user" in found and found["user"].dtype.kind not in "UST"
-
-
-def read_npz(
-    path: Path, names: Sequence[str], optional: Sequence[str] = ()
-) -> dict[str, NDArray[Any]]:
-    """Return arrays of an .npz file by name. Nothing in it is run (no pickled objects).
-
-    Args:
-        path: The file.
-        names: The arrays that it must hold.
-        optional: Arrays that are read where it holds them.
-
-    Raises:
-        FedMomError: One is missing, damaged, too large for this machine, or not of plain values.
-    """
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz file by name. Nothing in it is run (no pickled objects)."""
     try:
         with zipfile.ZipFile(path) as archive:
-            here = set(archive.namelist())
-            for name in names:
-                if f"{name}.npy" not in here:
-                    raise FedMomError(
-                        f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
-                        " (labels), and may hold user (client of each row, a number or a name),"
-                        " users (names of numbers from 0), is_test."
-                    )
-            there = [*names, *(name for name in optional if f"{name}.npy" in here)]
-            return {name: _member(archive, f"{name}.npy", path) for name in there}
+            here = {n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")}
+            for name in sorted({"x", "y"} - here):
+                raise FedMomError(
+                    f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
+                    " (labels), and may hold user (client of each row, a number or a name),"
+                    " users (names of numbers from 0), is_test."
+                )
+            return {name: _member(archive, f"{name}.npy", path) for name in ARRAYS if name in here}
     except FedMomError:
         raise
     except DAMAGE as error:
@@ -204,10 +188,105 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in read:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"an array of the format {version}, which is not known")
-    return read[version](file)
+    return getattr(np.lib.format, f"read_array_header_{version[0]}_0")(file)
+
+
+class Pairs(Protocol):
+    """What is asked of a dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def from_torch(
+    dataset: Pairs,
+    client_ids: ArrayLike | None = None,
+    *,
+    is_test: ArrayLike | None = None,
+    test_fraction: float | None = None,
+    partition: str | None = None,
+    seed: int = 0,
+    task: Task | None = None,
+    name: str | None = None,
+) -> FederatedData:
+    """Build a population from a torch ``Dataset`` and the client of every item.
+
+    Every item is read once, with its transforms, into memory. Tensors of three dimensions have
+    their channels first in torch, and last here; a single channel is left out. Arrays and
+    images are taken as they are.
+
+    Args:
+        dataset: Gives (input, label) by number. Train and test sets in one:
+            ``torch.utils.data.ConcatDataset([train, test])``, with ``is_test``.
+        client_ids: The client of every item. Leave it out to make clients by ``partition``.
+        is_test: As for ``from_arrays``, and so are the others.
+        test_fraction: The share of every client's items that is drawn for testing.
+        partition: Instead of ``client_ids``: how items are dealt to clients.
+        seed: The seed of ``test_fraction`` and ``partition``.
+        task: What the labels are, where it does not show.
+        name: What the data is called. By default the dataset's class.
+
+    Returns:
+        The population.
+
+    Examples:
+        >>> pairs = [(np.ones(4), "yes"), (np.zeros(4), "no"), (np.ones(4), "yes")]
+        >>> data = from_torch(pairs, ["ann", "bob", "ann"])
+        >>> data.train.size.tolist(), data.class_names
+        ([2, 1], ('no', 'yes'))
+    """
+    from fedmom.core.progress import track  # slow to import
+
+    name = name or type(dataset).__name__
+    division = Division(test_fraction, partition, seed)
+    division.check(name, ids=client_ids is not None, marked=is_test is not None)
+    try:
+        count = len(dataset)
+    except TypeError:
+        raise FedMomError(
+            f"{name} has no length, so its items cannot be read by number. Give a dataset with"
+            " __len__ and __getitem__, not an iterable one."
+        ) from None
+    if not count:
+        raise FedMomError(f"{name} has no items.")
+    x: NDArray[Any] | None = None
+    y: list[Any] = []
+    for row in track(range(count), f"reading {name}", total=count):
+        value, label = _item(name, dataset[row], row)
+        if x is None:
+            check_memory(name, count * value.nbytes, "Use fewer items or smaller inputs.")
+            x = np.empty((count, *value.shape), value.dtype)
+        if value.shape != x.shape[1:] or value.dtype != x.dtype:
+            raise FedMomError(
+                f"{name}: the input of item {row} is {value.dtype} of shape {value.shape}, and that"
+                f" of item 0 is {x.dtype} of shape {x.shape[1:]} {COUNTED}. All must be alike."
+            )
+        x[row] = value
+        y.append(label)
+    assert x is not None
+    options = division._asdict()
+    return from_arrays(x, y, client_ids, is_test=is_test, **options, task=task, name=name)
+
+
+def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise FedMomError(
+            f"{name}: item {row} is a {type(item).__name__}, not a pair (input, label)."
+        )
+    value, label = (_array(part) for part in item)
+    if _is_tensor(item[0]) and value.ndim == 3:
+        value = value[0] if value.shape[0] == 1 else np.moveaxis(value, 0, -1)
+    return value, label.item() if label.ndim == 0 else label
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach")
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if _is_tensor(value):  # without importing torch, which takes seconds
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)

@@ -29,11 +29,9 @@ Where this differs from LEAF's scripts:
 
 import hashlib
 import io
-import lzma
 import re
 import string
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,6 +42,7 @@ from PIL import Image
 from fedmom.core.errors import FedMomError
 from fedmom.data.download import checksum, download
 from fedmom.data.federated import Features
+from fedmom.data.sources.arrays import DAMAGE
 from fedmom.data.store.writer import Packer
 
 ORIGIN = "NIST Special Database 19, second edition"
@@ -59,11 +58,6 @@ TRAIN_FRACTION = 0.9
 
 _CLASSED = re.compile(r"by_class/([0-9a-f]{2})/hsf_[^/.]*/[^/]+\.png")
 _WRITTEN = re.compile(r"by_write/[^/]+/([^/]+)/[^/]+/[^/]+\.png")
-# What zipfile raises for a damaged, cut or encrypted member, or one packed in an unknown way.
-_UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
-    *(NotImplementedError, RuntimeError),
-)
 _LARGEST = 2**20  # bytes of one of its pictures; real ones have a few hundred
 # What Pillow raises for a file that is not a PNG, a damaged one, or one of another size.
 _UNDRAWABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -93,15 +87,12 @@ def pack(folder: Path, by_class: Path, by_write: Path, *, seed: int = 0) -> None
     labels = _labels(by_class)
     sums = {"by_class": checksum(by_class), "by_write": checksum(by_write)}
     rng = np.random.default_rng(seed)
+    features = Features("image", (SIDE, SIDE), len(CHARACTERS))
+    columns = {"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())}
+    source = {"origin": ORIGIN, "sha256": sums, "seed": seed}
     with (
         _opened(by_write) as archive,
-        Packer(
-            folder,
-            name="femnist",
-            features=Features("image", (SIDE, SIDE), len(CHARACTERS)),
-            columns={"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())},
-            source={"origin": ORIGIN, "sha256": sums, "seed": seed},
-        ) as packer,
+        Packer(folder, "femnist", features, columns, source) as packer,
     ):
         for writer, members in track(writers, "Packing writers"):
             x, y = _images(archive, members, labels)
@@ -131,19 +122,14 @@ def _labels(by_class: Path) -> dict[bytes, int]:
         if not names:
             raise _unlike(by_class, "by_class/<code>/hsf_<n>/<file>.png")
         for name in track(names, "Reading labels"):
-            labels.setdefault(_digest(_content(archive, name)), _label(by_class, name))
+            character = chr(int(name.split("/")[1], 16))
+            if character not in CHARACTERS:
+                raise FedMomError(
+                    f"{by_class}: {name} is of the class {character!r}, which is neither a digit"
+                    " nor a letter from A to Z. Fetch the archive again."
+                )
+            labels.setdefault(_digest(_content(archive, name)), CHARACTERS.index(character))
     return labels
-
-
-def _label(by_class: Path, name: str) -> int:
-    character = chr(int(name.split("/")[1], 16))
-    label = CHARACTERS.find(character)
-    if label < 0:
-        raise FedMomError(
-            f"{by_class}: {name} is of the class {character!r}, which is neither a digit nor a"
-            " letter from A to Z. Fetch the archive again."
-        )
-    return label
 
 
 def _writers(by_write: Path) -> list[tuple[str, list[str]]]:
@@ -156,10 +142,8 @@ def _writers(by_write: Path) -> list[tuple[str, list[str]]]:
     writers = [(writer, sorted(written[writer])) for writer in sorted(written)]
     writers = [(writer, names) for writer, names in writers if len(names) > 1]
     if not writers:
-        raise _unlike(
-            by_write,
-            "by_write/hsf_<n>/<writer>/<kind>/<file>.png, two or more for a writer",
-        )
+        form = "by_write/hsf_<n>/<writer>/<kind>/<file>.png, two or more for a writer"
+        raise _unlike(by_write, form)
     return writers
 
 
@@ -208,7 +192,7 @@ def _content(archive: zipfile.ZipFile, name: str) -> bytes:
         )
     try:
         return archive.read(name)
-    except _UNREADABLE as error:
+    except DAMAGE as error:
         raise FedMomError(
             f"{archive.filename}: {name} is damaged ({error}). Remove the archive and fetch it"
             " again."

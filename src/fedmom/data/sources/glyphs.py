@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Between, Seed
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import Features, FederatedData, Integers
 from fedmom.data.store.writer import Packer, cached
 
 GENERATOR = 1  # counts changes in what is drawn, so that no cache hands out an older drawing
@@ -73,13 +73,10 @@ def glyphs(
     identity |= {name: importlib.metadata.version(name) for name in ("matplotlib", "pillow")}
 
     def pack(folder: Path) -> None:
-        with Packer(
-            folder,
-            name="glyphs (synthetic)",
-            features=Features("image", (SIDE, SIDE), len(CHARACTERS)),
-            columns={"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())},
-            source={"kind": "synthetic, drawn from fonts; nobody's handwriting", **identity},
-        ) as packer:
+        features = Features("image", (SIDE, SIDE), len(CHARACTERS))
+        columns = {"x": ("uint8", (SIDE, SIDE)), "y": ("uint8", ())}
+        source = {"kind": "synthetic, drawn from fonts; nobody's handwriting", **identity}
+        with Packer(folder, "glyphs (synthetic)", features, columns, source) as packer:
             _add_writers(packer, writers, samples, seed)
 
     return cached("glyphs", identity, pack)
@@ -91,12 +88,8 @@ def _add_writers(packer: Packer, writers: int, samples: int, seed: int) -> None:
     for number in track(range(writers), "Drawing synthetic writers"):
         x, y = _written(number, samples, seed)
         train = len(y) * 9 // 10  # two samples or more leave at least one for each split
-        packer.add(
-            f"synthetic-{number + 1:04d}",
-            {"x": x, "y": y},
-            train=(0, train),
-            test=(train, len(y) - train),
-        )
+        name, test = f"synthetic-{number + 1:04d}", (train, len(y) - train)
+        packer.add(name, {"x": x, "y": y}, train=(0, train), test=test)
     _type.cache_clear()
 
 
@@ -137,16 +130,14 @@ def _hand(rng: np.random.Generator) -> _Hand:
     )
 
 
-def _draw(hand: _Hand, labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
+def _draw(hand: _Hand, labels: Integers, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw characters in a hand, each a little differently: 255 is paper, 0 is ink."""
     ink = _sampled(_type(hand.font, hand.pen), labels, _places(hand, labels, rng))
     pressure = rng.uniform(1, 1.5, (len(labels), 1, 1))  # soft edges fill up: a thicker stroke
     return (255 - np.minimum(255, pressure * ink)).round().astype(np.uint8)
 
 
-def _places(
-    hand: _Hand, labels: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _places(hand: _Hand, labels: Integers, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return the point (x, y) of the type under every pixel of every image: (n, 2, 28 * 28)."""
     n = len(labels)
     size = hand.size * rng.normal(1, 0.04, n) / EM
@@ -167,7 +158,7 @@ def _places(
 
 
 def _sampled(
-    forms: NDArray[np.uint8], which: NDArray[np.int64], where: NDArray[np.float64]
+    forms: NDArray[np.uint8], which: Integers, where: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Interpolate forms (m, CANVAS, CANVAS), one for each image, between their pixels."""
     where = np.clip(where, 0, CANVAS - 1.001)  # the rim of the canvas is empty

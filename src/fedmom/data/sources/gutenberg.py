@@ -33,19 +33,16 @@ and 2,140,051 samples, with these peculiarities, which are kept because they are
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import FederatedData
 from fedmom.data.source_files import file_identity, read_text
-from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode, split_sizes
-from fedmom.data.store.writer import Packer, cached
+from fedmom.data.sources.shakespeare import WINDOW, encode, from_roles
+from fedmom.data.store.writer import cached, save_store
 
 _AUTHOR = "by William Shakespeare"
 _LAST_LINE = 124_195
@@ -106,11 +103,6 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
     return texts
 
 
-def role_sizes(roles: Mapping[str, str]) -> NDArray[np.int64]:
-    """Return every role's number of samples, before they are split into train and test."""
-    return np.array([len(text) - WINDOW for text in roles.values()], np.int64)
-
-
 def load_gutenberg(path: Path) -> FederatedData:
     """Read the complete works; all roles are clients, each split as LEAF splits it.
 
@@ -128,26 +120,14 @@ def load_gutenberg(path: Path) -> FederatedData:
 
 
 def _pack(path: Path, folder: Path) -> None:
-    roles = gutenberg_roles(path)
-    with Packer(
-        folder,
-        name="shakespeare (gutenberg)",
-        features=Features("text", (WINDOW,), len(SYMBOLS)),
-        columns={"text": ("uint8", ())},
-        source={"reader": "gutenberg", "files": file_identity([path])},
-    ) as packer:
-        for role, words in roles.items():
-            text = _symbols(path, role, words)
-            train, test = split_sizes(len(text) - WINDOW)
-            first = len(text) - WINDOW - test
-            packer.add(role, {"text": text}, train=(0, train), test=(first, test))
-
-
-def _symbols(path: Path, role: str, text: str) -> NDArray[np.uint8]:
-    try:
-        return encode(_plain(text))
-    except FedMomError as error:
-        raise FedMomError(f"{path}, role {role}: {error} Replace it in the file.") from None
+    texts = {role: _plain(words) for role, words in gutenberg_roles(path).items()}
+    for role, text in texts.items():
+        try:
+            encode(text)
+        except FedMomError as error:
+            raise FedMomError(f"{path}, role {role}: {error} Replace it in the file.") from None
+    source = {"reader": "gutenberg", "files": file_identity([path])}
+    save_store(from_roles("shakespeare (gutenberg)", texts), folder, source)
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,5 @@
 """Datasets of the Hugging Face library ``datasets``."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
+from fedmom.data.assembly import Division
+from fedmom.data.columns import Names, Table, from_table, needed
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division
-from fedmom.data.rows.columns import Names, Table, from_table, needed
-from fedmom.data.rows.images import read_images
 from fedmom.data.source_files import read_content
+from fedmom.data.sources.images import read_images
 
 if TYPE_CHECKING:
     import datasets
@@ -73,18 +72,17 @@ def from_huggingface(
             " DatasetDict of train and test."
         )
     images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
-    return from_table(
-        Table(name, dataset.column_names, len(dataset), _reader(dataset)),
-        label=label,
-        client=client,
-        features=features if features is not None or len(images) != 1 else images,
-        test=test,
-        is_test=marks,
-        division=Division(test_fraction, partition, seed),
-        task=task,
-        decode={column: _decoder(name, size) for column in images},
-        class_names=_names(dataset, label),
-    )
+    division = Division(test_fraction, partition, seed)
+    features = images if features is None and len(images) == 1 else features
+    decode = {column: _decoder(name, size) for column in images}
+    feature = dataset.features.get(label) if isinstance(label, str) else None
+    known = feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+    def read(column: str) -> "pa.ChunkedArray":
+        return dataset.select_columns([column]).with_format("arrow")[:].column(column)
+
+    table = Table(name, dataset.column_names, len(dataset), read)
+    return from_table(table, label, client, features, test, division, task, marks, decode, known)
 
 
 def _together(
@@ -104,13 +102,6 @@ def _together(
         raise FedMomError(f"{name}: train and test do not have the same columns: {error}") from None
 
 
-def _reader(dataset: "datasets.Dataset") -> Any:
-    def read(column: str) -> "pa.ChunkedArray":
-        return dataset.select_columns([column]).with_format("arrow")[:].column(column)
-
-    return read
-
-
 def _decoder(name: str, size: int | str | None) -> Any:
     def decode(column: "pa.ChunkedArray") -> NDArray[Any]:
         files = []
@@ -121,10 +112,3 @@ def _decoder(name: str, size: int | str | None) -> Any:
         return read_images(name, files, size)
 
     return decode
-
-
-def _names(dataset: "datasets.Dataset", label: Names) -> Sequence[str] | None:
-    import datasets
-
-    feature = dataset.features.get(label) if isinstance(label, str) else None
-    return feature.names if isinstance(feature, datasets.ClassLabel) else None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData
+from fedmom.data.federated import Features, FederatedData, Integers
 from fedmom.data.source_files import file_identity
 from fedmom.data.sources.leaf_json import IMAGE_CLASSES, NOTHING, Samples, read_shard, refusal
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
@@ -43,22 +43,20 @@ class Files:
     def __init__(self, path: Path, progress: "Progress") -> None:
         self.train, self.test = _files(path)
         self._progress = progress
-        self._train = functools.lru_cache(maxsize=1)(functools.partial(read_shard, part="train"))
-        self.read_test = functools.lru_cache(maxsize=1)(functools.partial(read_shard, part="test"))
-
-    def first(self) -> Shard:
-        """Return the clients of the first train file."""
-        return self._train(self.train[0])
+        self.read_train, self.read_test = (
+            functools.lru_cache(maxsize=1)(functools.partial(read_shard, part=part))
+            for part in ("train", "test")
+        )
 
     def each_train(self, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one train file after another, on a progress bar."""
-        for file in self._progress.track(self.train, description=what):
-            yield file, self._train(file)
+        files = self._progress.track(self.train, description=what)
+        return ((file, self.read_train(file)) for file in files)
 
     def each_test(self, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one test file after another, on a progress bar."""
-        for file in self._progress.track(self.test, description=what):
-            yield file, self.read_test(file)
+        files = self._progress.track(self.test, description=what)
+        return ((file, self.read_test(file)) for file in files)
 
 
 def is_leaf(path: Path) -> bool:
@@ -90,17 +88,13 @@ def pack_leaf(path: Path, folder: Path) -> None:
         files = Files(path, progress)
         test_file = _index(files)
         layout = _layout(files)
-        with Packer(
-            folder,
-            name=path.resolve().name,
-            features=layout.features,
-            columns=_columns(layout),
-            source={"format": "LEAF JSON", "files": file_identity([*files.train, *files.test])},
-        ) as packer:
+        name, every = path.resolve().name, [*files.train, *files.test]
+        source = {"format": "LEAF JSON", "files": file_identity(every)}
+        with Packer(folder, name, layout.features, _columns(layout), source) as packer:
             _add_all(packer, layout, files, test_file)
 
 
-def lay(windows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def lay(windows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Integers]:
     """Write windows, one a row, as text in which they overlap; also return where each begins.
 
     Windows that follow one another are one run already. LEAF's sampling shuffles the windows
@@ -141,9 +135,7 @@ def _joins(runs: list[bytes]) -> dict[int, tuple[int, int]]:
     return joins
 
 
-def _written(
-    runs: list[bytes], joins: dict[int, tuple[int, int]]
-) -> tuple[bytes, NDArray[np.int64]]:
+def _written(runs: list[bytes], joins: dict[int, tuple[int, int]]) -> tuple[bytes, Integers]:
     """Write the chains of runs one after another; return the text and where each run begins."""
     begin = np.zeros(len(runs), np.int64)
     pieces: list[bytes] = []
@@ -176,19 +168,19 @@ def _index(files: Files) -> dict[str, Path]:
     test_file: dict[str, Path] = {}
     for file, clients in files.each_test("Reading test users"):
         for user in clients:
-            if user in test_file:
-                raise _twice(user, test_file[user], file)
-            test_file[user] = file
+            _note(test_file, user, file)
     return test_file
 
 
-def _twice(user: str, one: Path, other: Path) -> FedMomError:
-    remedy = "Remove one of the two, or merge them."
-    return refusal(other, f"the user is also in {one}.", user=user, remedy=remedy)
+def _note(places: dict[str, Path], user: str, file: Path) -> None:
+    """Note the file that a user is in; refuse a second one."""
+    if (other := places.setdefault(user, file)) is not file:
+        remedy = "Remove one of the two, or merge them."
+        raise refusal(file, f"the user is also in {other}.", user=user, remedy=remedy)
 
 
 def _layout(files: Files) -> Layout:
-    first = list(files.first().values())
+    first = list(files.read_train(files.train[0]).values())
     kind, shape = first[0].kind, first[0].x.shape[1:]
     assert kind is not None  # train clients without samples are refused when they are read
     if kind == "text":
@@ -220,9 +212,7 @@ def _add_all(packer: Packer, layout: Layout, files: Files, test_file: dict[str, 
     for file, clients in files.each_train("Packing"):
         tests = _tests_of(clients, files, test_file)
         for user, samples in clients.items():
-            if user in train_file:
-                raise _twice(user, train_file[user], file)
-            train_file[user] = file
+            _note(train_file, user, file)
             test = tests.get(user, NOTHING)
             arrays = _arrays(samples, test, layout, user, file, test_file.get(user, file))
             symbols += len(arrays.get("text", ()))
@@ -262,21 +252,15 @@ def _fitted(samples: Samples, layout: Layout, user: str, file: Path) -> Samples:
     if samples.kind is None:
         return samples._replace(x=np.empty((0, *features.shape), dtype))
     if samples.kind != features.kind or samples.x.shape[1:] != features.shape:
-        raise refusal(
-            file,
-            f"the samples are {_named(samples.kind, samples.x.shape[1:])}; the first train file"
-            f" has {_named(features.kind, features.shape)}.",
-            user=user,
-        )
+        found, first = _named(samples.kind, samples.x.shape[1:]), _named(*features[:2])
+        what = f"the samples are {found}; the first train file has {first}."
+        raise refusal(file, what, user=user)
     if samples.x.dtype == dtype:
         return samples
     if dtype == np.uint8:
-        raise refusal(
-            file,
-            "there are pixels that are not multiples of 1/255, as all of the first train file are.",
-            user=user,
-            remedy="Make all files with the same scale of greys.",
-        )
+        what = "there are pixels that are not multiples of 1/255, as in the first train file."
+        remedy = "Make all files with the same scale of greys."
+        raise refusal(file, what, user=user, remedy=remedy)
     return samples._replace(x=(samples.x / 255).astype(dtype))
 
 
@@ -300,9 +284,6 @@ def _refuse_half_split(train_file: dict[str, Path], test_file: dict[str, Path]) 
     """Refuse test users without training samples, unless all are: then users were split."""
     alone = [user for user in test_file if user not in train_file]
     if alone and len(alone) < len(test_file):
-        raise refusal(
-            test_file[alone[0]],
-            f"this user is in test only ({len(alone)} such users).",
-            user=alone[0],
-            remedy="Add its train file, or leave the user out.",
-        )
+        what = f"this user is in test only ({len(alone)} such users)."
+        remedy = "Add its train file, or leave the user out."
+        raise refusal(test_file[alone[0]], what, user=alone[0], remedy=remedy)

@@ -49,15 +49,11 @@ def load_idx(path: Path, *, partition: str = "iid:clients=100", seed: Seed = 0) 
             " must be of one shape. The files are not of one dataset; fetch them again."
         )
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-    sizes = [np.array([len(labels)]) for _, labels in pairs]
-    everyone = FederatedData(
-        name=folder.resolve().name,
-        users=["everyone"],
-        features=Features("image", shapes[0], int(y.max()) + 1),
-        arrays={"x": x, "y": y},
-        train=Split(np.array([0]), sizes[0]),
-        test=Split(sizes[0], sizes[1]),
-    )
+    train, test = (np.array([len(labels)]) for _, labels in pairs)
+    features = Features("image", shapes[0], int(y.max()) + 1)
+    parts = Split(np.array([0]), train), Split(train, test)
+    name = folder.resolve().name
+    everyone = FederatedData(name, ["everyone"], features, {"x": x, "y": y}, *parts)
     return repartition(everyone, partition, seed)
 
 

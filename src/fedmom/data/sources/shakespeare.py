@@ -64,14 +64,10 @@ def from_roles(name: str, texts: dict[str, str]) -> FederatedData:
     begin = np.cumsum(lengths) - lengths
     sizes = np.array([split_sizes(n - WINDOW) for n in lengths], np.int64)
     train, test = sizes[:, 0], sizes[:, 1]
-    return FederatedData(
-        name=name,
-        users=tuple(texts),
-        features=Features("text", (WINDOW,), len(SYMBOLS)),
-        arrays={"text": encode("".join(texts.values()))},
-        train=Split(begin, train),
-        test=Split(begin + lengths - WINDOW - test, test),
-    )
+    features = Features("text", (WINDOW,), len(SYMBOLS))
+    arrays = {"text": encode("".join(texts.values()))}
+    parts = Split(begin, train), Split(begin + lengths - WINDOW - test, test)
+    return FederatedData(name, tuple(texts), features, arrays, *parts)
 
 
 def split_sizes(samples: int) -> tuple[int, int]:
@@ -80,9 +76,7 @@ def split_sizes(samples: int) -> tuple[int, int]:
     LEAF leaves 79 samples out between the two, so that no test window shares a character
     with a training window.
     """
-    if samples < 2:
-        return max(samples, 0), 0
-    train = 1 if samples == 2 else max(1, int(TRAIN_FRACTION * samples))
+    train = max(0, min(samples, max(1, int(TRAIN_FRACTION * samples))))
     return train, max(0, samples - train - (WINDOW - 1))
 
 
@@ -102,9 +96,8 @@ def speeches() -> dict[str, str]:
     """Return the text of every role in all plays, by ``play/ROLE``."""
     said: dict[str, list[str]] = {}
     for play in _plays():
-        title = play.stem
         for role, words in _spoken(play.read_text(encoding="utf-8")):
-            said.setdefault(f"{title}/{role}", []).append(words)
+            said.setdefault(f"{play.stem}/{role}", []).append(words)
     return {user: " ".join(parts) for user, parts in said.items()}
 
 
@@ -132,24 +125,13 @@ def _spoken(play: str) -> Iterator[tuple[str, str]]:
         if paragraph.startswith("#"):
             role = None
         elif speaker:
-            role = _role_name(speaker[1])
+            role = " ".join(speaker[1].split()).strip(" :.").upper()
             paragraph = paragraph[speaker.end() :]
-        elif not _goes_on(paragraph):
-            continue
+        elif paragraph.isupper() or _ENUMERATED.match(paragraph) or _DIRECTION.fullmatch(paragraph):
+            continue  # a title, the order of a procession, a stage direction
         words = _words(paragraph)
         if role and words:
             yield role, words
-
-
-def _goes_on(paragraph: str) -> bool:
-    """Return whether a paragraph is speech: no direction, title or order of a procession."""
-    return not (
-        paragraph.isupper() or _ENUMERATED.match(paragraph) or _DIRECTION.fullmatch(paragraph)
-    )
-
-
-def _role_name(bold: str) -> str:
-    return " ".join(bold.split()).strip(" :.").upper()
 
 
 def _words(markdown: str) -> str:

@@ -45,11 +45,7 @@ def synthetic(
         inputs = mean + scale * rng.normal(size=(size, DIMENSION))
         x[rows], y[rows] = inputs, np.argmax(inputs @ weights + bias, axis=1)
     train = sizes * 9 // 10
-    return FederatedData(
-        name="synthetic",
-        users=[f"client{k}" for k in range(clients)],
-        features=Features("vector", (DIMENSION,), CLASSES),
-        arrays={"x": x, "y": y},
-        train=Split(begin, train),
-        test=Split(begin + train, sizes - train),
-    )
+    users = [f"client{k}" for k in range(clients)]
+    features = Features("vector", (DIMENSION,), CLASSES)
+    parts = Split(begin, train), Split(begin + train, sizes - train)
+    return FederatedData("synthetic", users, features, {"x": x, "y": y}, *parts)

@@ -8,9 +8,9 @@ from typing import IO, TYPE_CHECKING, Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
+from fedmom.data.assembly import Division
+from fedmom.data.columns import SMALLER, Names, Table, from_table, import_arrow, listed
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division
-from fedmom.data.rows.columns import SMALLER, Names, Table, from_table, import_arrow, listed
 from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
@@ -64,15 +64,8 @@ def from_csv(
     file = user_path(str(path), "path")
     wanted = None if features is None else listed(features)
     asked = None if wanted is None else [*wanted, *listed(label), *filter(None, (client, test))]
-    return from_table(
-        _csv(file, asked, client),
-        label=label,
-        client=client,
-        features=wanted,
-        test=test,
-        division=Division(test_fraction, partition, seed),
-        task=task,
-    )
+    division = Division(test_fraction, partition, seed)
+    return from_table(_csv(file, asked, client), label, client, wanted, test, division, task)
 
 
 def from_parquet(
@@ -111,15 +104,9 @@ def from_parquet(
         >>> from_parquet(path, client="who", label="y").features.shape
         (2,)
     """
-    return from_table(
-        _parquet(user_path(str(path), "path")),
-        label=label,
-        client=client,
-        features=features,
-        test=test,
-        division=Division(test_fraction, partition, seed),
-        task=task,
-    )
+    division = Division(test_fraction, partition, seed)
+    table = _parquet(user_path(str(path), "path"))
+    return from_table(table, label, client, features, test, division, task)
 
 
 def from_dataframe(
@@ -170,15 +157,9 @@ def from_dataframe(
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.rename(columns=str)
-    return from_table(
-        Table(name, list(frame.columns), len(frame), read),
-        label=label,
-        client=client,
-        features=features,
-        test=test,
-        division=Division(test_fraction, partition, seed),
-        task=task,
-    )
+    division = Division(test_fraction, partition, seed)
+    table = Table(name, list(frame.columns), len(frame), read)
+    return from_table(table, label, client, features, test, division, task)
 
 
 def is_table(path: Path) -> bool:
@@ -199,17 +180,8 @@ def load_table(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a CSV or Parquet file; the first time it is packed, later only mapped."""
+    options = {name: value for name, value in locals().items() if name != "path"}
     read = from_parquet if path.name.lower().endswith(PARQUET) else from_csv
-    options: dict[str, Any] = {
-        "label": label,
-        "client": client,
-        "features": features,
-        "test": test,
-        "test_fraction": test_fraction,
-        "seed": seed,
-        "task": task,
-        "partition": partition,
-    }
     files = file_identity([path])
     return cached(
         path.stem,
@@ -236,10 +208,7 @@ def _csv(path: Path, wanted: list[str] | None, client: str | None) -> Table:
         check_memory(path.name, 12 * rows * len(asked), SMALLER)
         types = {client: pa.string()} if client else {}  # 007 is not 7
         convert = csv.ConvertOptions(
-            include_columns=asked,
-            column_types=types,
-            null_values=[""],
-            strings_can_be_null=True,
+            include_columns=asked, column_types=types, null_values=[""], strings_can_be_null=True
         )
         with _opened(path, pa, f"reading {path.name}") as file:
             table = csv.read_csv(file, once, parse, convert)

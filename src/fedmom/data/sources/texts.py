@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,12 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
+from fedmom.data.assembly import Division, Owners, owners
 from fedmom.data.federated import Features, FederatedData, Split, aligned
 from fedmom.data.partition import client_names, dealt
-from fedmom.data.rows.assembly import Division, Owners, owners
-from fedmom.data.rows.values import as_array, numbers_or_texts
 from fedmom.data.source_files import file_identity, read_text
 from fedmom.data.store.writer import cached, save_store
+from fedmom.data.values import as_array, numbers_or_texts
 
 WINDOW = 80
 BETWEEN = "\n"  # the texts of one client
@@ -89,12 +88,7 @@ def load_texts(
     partition: str | None = None,
 ) -> FederatedData:
     """Open a folder of texts; the first time it is packed, later only mapped."""
-    options: dict[str, Any] = {
-        "window": window,
-        "test_fraction": test_fraction,
-        "seed": seed,
-        "partition": partition,
-    }
+    options = {name: value for name, value in locals().items() if name != "path"}
     return cached(
         path.name,
         ["texts", READER, file_identity(_files(path)), [*options.values()]],
@@ -160,17 +154,14 @@ def _windows(
     name: str, texts: dict[str, str], window: int, test_fraction: float | None
 ) -> FederatedData:
     """Lay the texts end to end, and split each."""
-    codes = [_codes(name, user, text) for user, text in texts.items()]
-    for user, own in zip(texts, codes, strict=True):
-        if len(own) <= window:
+    for user, text in texts.items():
+        if len(text) <= window:
             raise FedMomError(
-                f"{name}: the text of client {user!r} has {len(own)} characters, and a sample has"
+                f"{name}: the text of client {user!r} has {len(text)} characters, and a sample has"
                 f" window={window} and the one after. Use a smaller window, or leave it out."
             )
-    used = np.zeros(CODES, bool)
-    for own in codes:
-        used[own] = True
-    symbols = np.flatnonzero(used)
+    codes = [_codes(name, user, text) for user, text in texts.items()]
+    symbols = np.unique(np.concatenate([np.unique(own) for own in codes]))
     number = np.zeros(CODES, np.min_scalar_type(len(symbols) - 1))
     number[symbols] = np.arange(len(symbols))
     lengths = np.array([len(own) for own in codes], np.int64)
@@ -181,15 +172,11 @@ def _windows(
         last = np.maximum(1, ((1 - test_fraction) * samples).astype(np.int64))
         test = np.maximum(0, samples - last - (window - 1))
     train = np.where(test > 0, samples - test - (window - 1), samples)
-    return FederatedData(
-        name=name,
-        users=list(texts),
-        features=Features("text", (window,), len(symbols)),
-        arrays={"text": aligned(np.concatenate([number[own] for own in codes]))},
-        train=Split(begin, train),
-        test=Split(begin + samples - test, test),
-        class_names=tuple(map(chr, symbols)),
-    )
+    features = Features("text", (window,), len(symbols))
+    arrays = {"text": aligned(np.concatenate([number[own] for own in codes]))}
+    parts = Split(begin, train), Split(begin + samples - test, test)
+    characters = tuple(map(chr, symbols))
+    return FederatedData(name, list(texts), features, arrays, *parts, class_names=characters)
 
 
 def _codes(name: str, user: str, text: str) -> NDArray[np.uint32]:

@@ -21,7 +21,8 @@ from fedmom.core.files import cache_folder, naming
 from fedmom.data.federated import Features, FederatedData, Split
 from fedmom.data.store import FORMAT, TABLES
 
-Ranges = list[tuple[int, int]]
+Range = tuple[int, int]  # the first, and how many
+Ranges = list[Range]
 ClientRows = tuple[dict[str, NDArray[Any]], Ranges]
 
 
@@ -36,13 +37,13 @@ def cached(name: str, identity: Any, pack: Callable[[Path], None]) -> FederatedD
     Returns:
         The dataset, mapped into memory.
     """
-    from fedmom.data.store.reader import is_store, open_store  # loads pydantic
+    from fedmom.data.store.reader import is_store, load_store  # loads pydantic
 
     digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
     if not is_store(folder):
         pack(folder)
-    return open_store(folder)
+    return load_store(folder)
 
 
 def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> None:
@@ -54,14 +55,7 @@ def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> 
         if "at" in data.arrays:
             cut, columns["at"] = _windows, ("int32", ())
     own_test = [data.test] if data.test_users is None else []
-    with Packer(
-        folder,
-        name=data.name,
-        features=data.features,
-        columns=columns,
-        source=source,
-        class_names=data.class_names,
-    ) as packer:
+    with Packer(folder, data.name, data.features, columns, source, data.class_names) as packer:
         for k, user in enumerate(data.users):
             arrays, ranges = cut(data, k, [data.train, *own_test])
             packer.add(user, arrays, train=ranges[0], test=ranges[1] if own_test else (0, 0))
@@ -115,7 +109,6 @@ class Packer:
     def __init__(
         self,
         folder: Path,
-        *,
         name: str,
         features: Features,
         columns: Mapping[str, tuple[str, tuple[int, ...]]],
@@ -153,12 +146,7 @@ class Packer:
             shutil.rmtree(self._working, ignore_errors=True)
 
     def add(
-        self,
-        user: str,
-        arrays: Mapping[str, NDArray[Any]],
-        *,
-        train: tuple[int, int] | None,
-        test: tuple[int, int],
+        self, user: str, arrays: Mapping[str, NDArray[Any]], *, train: Range | None, test: Range
     ) -> None:
         """Add a client: its rows, and (first, count) of its train and test samples in them.
 
@@ -200,24 +188,19 @@ class Packer:
         for table, entries in self._tables.items():
             file = self._files[table] = _Hashed(self._working / f"{table}.bin")
             file.write(entries.tobytes())
-        columns = {
-            **{n: [d.str, [self._rows[n], *s]] for n, (d, s) in self._columns.items()},
-            **{n: ["<i8", [len(e)]] for n, e in self._tables.items()},
-            "users": ["|u1", [self._files["users"].size]],
-        }
+        forms = {n: (d.str, [self._rows[n], *s]) for n, (d, s) in self._columns.items()}
+        forms |= {n: ("<i8", [len(entries)]) for n, entries in self._tables.items()}
+        forms["users"] = ("|u1", [self._files["users"].size])
         manifest = {
             "format": FORMAT,
             "name": self._name,
-            "kind": self._features.kind,
-            "shape": list(self._features.shape),
-            "classes": self._features.classes,
-            "task": self._features.task,
+            **self._features._asdict(),
             "class_names": self._class_names,
             "training_clients": self._trained,
             "source": self._source,
             "arrays": {
                 n: {"dtype": d, "shape": s, "sha256": self._files[n].close()}
-                for n, (d, s) in columns.items()
+                for n, (d, s) in forms.items()
             },
         }
         (self._working / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -281,8 +264,6 @@ def _remove_abandoned(folder: Path) -> None:
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

@@ -10,9 +10,7 @@ Maps have even and odd rows, even and odd columns apart, (C, 2, 2, Y, X N), samp
 kernel reads is then a few long runs.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from functools import partial, reduce
 from itertools import pairwise
 
@@ -38,7 +36,7 @@ from fedmom.models.kernels.pooling import (
 )
 
 SIDE = 5
-POINTS = (Fraction(0), Fraction(1), Fraction(-1), Fraction(2), Fraction(-1, 2))  # and infinity
+POINTS = np.array([0, 1, -1, 2, -0.5])  # and infinity
 VALUES = len(POINTS) + 1
 REACH = SIDE // 2  # how many pairs of rows a kernel reaches below its square
 SHIFTS = range(REACH + 1)
@@ -53,29 +51,17 @@ def toom_cook() -> tuple[Matrix, Matrix, Matrix]:
     With o the sums, w the weights and x the pixels,
     o_i = sum_j w_j x_(i+j) = SUMS ((WEIGHTS w) * (PIXELS x)).
     """
-    others = [[q for q in POINTS if q != p] for p in POINTS]
-    scales = [
-        math.prod([p - q for q in rest], start=Fraction(1))
-        for p, rest in zip(POINTS, others, strict=True)
-    ]
-    sums = [[p**i for p in POINTS] + [Fraction(i)] for i in (0, 1)]
-    weights = [[p**j / s for j in range(SIDE)] for p, s in zip(POINTS, scales, strict=True)]
-    weights.append([Fraction(j == SIDE - 1) for j in range(SIDE)])
-    pixels = [_coefficients(rest) for rest in [*others, list(POINTS)]]
-    g, b = np.array(weights, float), np.array(pixels, float)
+    others = [np.delete(POINTS, i) for i in range(len(POINTS))]
+    sums = np.array([[*POINTS**0, 0], [*POINTS, 1]])
+    scales = np.array([np.prod(p - rest) for p, rest in zip(POINTS, others, strict=True)])
+    # Zeros without a sign, as plain sums have them.
+    g = np.vstack([POINTS[:, None] ** np.arange(SIDE) / scales[:, None], np.eye(SIDE)[-1]]) + 0.0
+    # The coefficients of polynomials with these roots, the constant first.
+    found = [np.poly(roots)[::-1] for roots in [*others, POINTS]]
+    b = np.array([np.pad(row, (0, VALUES - len(row))) for row in found]) + 0.0
     # Rows of one size round least. By powers of two, which do not round.
     size = 2.0 ** np.round(np.log2(np.abs(g).max(1) / np.abs(b).max(1)) / 2)
-    return np.array(sums, float), g / size[:, None], b * size[:, None]
-
-
-def _coefficients(roots: Iterable[Fraction]) -> list[Fraction]:
-    """Return the six coefficients of the polynomial with these roots, the constant first."""
-    found = [Fraction(1)]
-    for root in roots:
-        found = [
-            a - root * b for a, b in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)
-        ]
-    return found + [Fraction(0)] * (VALUES - len(found))
+    return sums, g / size[:, None], b * size[:, None]
 
 
 SUMS, WEIGHTS, PIXELS = toom_cook()

@@ -46,7 +46,8 @@ def arguments(function: Callable[..., Any]) -> list[str]:
 
 def paths(tree: Any) -> list[Path]:
     """Return the path of every leaf, as words."""
-    return [tuple(map(_word, path)) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return [tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in found]
 
 
 def marked(params: Params, layers: set[Path]) -> Params:
@@ -61,10 +62,3 @@ def beside_state(params: Params, state: Any) -> Params:
     Those at the root do not: they may belong to anything.
     """
     return marked(params, {path[:-1] for path in paths(state)} - {()})
-
-
-def _word(entry: Any) -> str:
-    for name in ("key", "name", "idx"):
-        if hasattr(entry, name):
-            return str(getattr(entry, name))
-    return str(entry)

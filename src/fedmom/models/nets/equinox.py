@@ -25,8 +25,14 @@ def net(make: Callable[[jax.Array], Any]) -> Net:
     places = jax.tree.structure(trained)
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(trained)]
     asks = arguments(type(module).__call__)
-    axis = _axis(module)
-    own = _in_layers_with_state(module)
+    layers = _layers_with_state(module)
+    axes = [getattr(layer, "axis_name", None) for _, layer in layers]
+    axis = next((axis for axis in axes if axis is not None), AXIS)
+    own = {
+        place + jax.tree_util.keystr(path)
+        for place, layer in layers
+        for path, _ in jax.tree_util.tree_leaves_with_path(eqx.filter(layer, eqx.is_inexact_array))
+    }
 
     def init(key: jax.Array) -> tuple[Params, Any]:
         module, state = _with_state(make(key))
@@ -73,17 +79,3 @@ def _layers_with_state(module: Any) -> list[tuple[str, Any]]:
 
     found = jax.tree_util.tree_leaves_with_path(module, is_leaf=holds)
     return [(jax.tree_util.keystr(path), node) for path, node in found if holds(node)]
-
-
-def _in_layers_with_state(module: Any) -> set[str]:
-    return {
-        place + jax.tree_util.keystr(path)
-        for place, layer in _layers_with_state(module)
-        for path, _ in jax.tree_util.tree_leaves_with_path(eqx.filter(layer, eqx.is_inexact_array))
-    }
-
-
-def _axis(module: Any) -> Any:
-    """Return what layers call the axis of the batch."""
-    axes = (getattr(layer, "axis_name", None) for _, layer in _layers_with_state(module))
-    return next((axis for axis in axes if axis is not None), AXIS)

@@ -12,7 +12,7 @@ from fedmom.algorithms.base import Algorithm, Rule
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData
-from fedmom.data.store.reader import is_store, open_store
+from fedmom.data.store.reader import is_store, load_store
 from fedmom.models.base import Model
 
 NO_SERVER = optax.identity()
@@ -57,7 +57,7 @@ def without_names(data: FederatedData) -> FederatedData:
 def opened(store: Store) -> FederatedData | None:
     """Map a store into memory; None where this machine does not have it."""
     try:
-        data = open_store(store.folder) if is_store(store.folder) else None
+        data = load_store(store.folder) if is_store(store.folder) else None
     except FedMomError:
         return None  # torn or changed: the driver's own is sent instead
     return data if data is not None and data.checksum == store.checksum else None

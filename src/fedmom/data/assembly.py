@@ -6,17 +6,17 @@ same in all of them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData, Split, aligned_rows
+from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned_rows
 from fedmom.data.partition import client_names, dealt
-from fedmom.data.rows.labels import Labels
-from fedmom.data.rows.values import COUNTED, as_floats, refuse_row
+from fedmom.data.values import COUNTED, Labels, as_floats, refuse_row
 
 MARKS = {"train": False, "training": False, "test": True}
 
@@ -29,7 +29,7 @@ class Owners(NamedTuple):
     """The clients' names, and the number of its client for every row."""
 
     users: Sequence[str]
-    rows: NDArray[np.int64]
+    rows: Integers
 
 
 class Division(NamedTuple):
@@ -97,7 +97,11 @@ def assemble(
     """
     division.check(name, ids=clients is not None, marked=is_test is not None)
     marks = np.zeros(len(x), bool) if is_test is None else _marks(name, is_test)
-    _check_lengths(name, x, labels, clients, marks)
+    lengths = {"x": len(x), "y": len(labels.values), "is_test": len(marks)}
+    lengths |= {} if clients is None else {"client ids": len(clients.rows)}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{what} has {count:,}" for what, count in lengths.items())
+        raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
     if clients is None:
         assert division.partition is not None
         by = labels.values if labels.task == "classes" else None
@@ -109,16 +113,12 @@ def assemble(
     order = np.lexsort((marks, rows))  # by client, its training rows first
     train, test = (np.bincount(rows[marks == m], minlength=len(users)) for m in (False, True))
     begin = np.cumsum(train + test) - train - test
-    image = x.ndim > 2 and labels.task != "sequence"
-    return FederatedData(
-        name=name,
-        users=users,
-        features=Features("image" if image else "vector", x.shape[1:], labels.classes, labels.task),
-        arrays={"x": aligned_rows(x, order), "y": aligned_rows(labels.values, order)},
-        train=Split(begin, train),
-        test=Split(begin + train, test),
-        class_names=labels.names,
-    )
+    kind: Literal["image", "vector"]
+    kind = "image" if x.ndim > 2 and labels.task != "sequence" else "vector"
+    features = Features(kind, x.shape[1:], labels.classes, labels.task)
+    arrays = {"x": aligned_rows(x, order), "y": aligned_rows(labels.values, order)}
+    parts = Split(begin, train), Split(begin + train, test)
+    return FederatedData(name, users, features, arrays, *parts, class_names=labels.names)
 
 
 def inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -165,22 +165,7 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
     return is_test.astype(bool)
 
 
-def _check_lengths(
-    name: str,
-    x: NDArray[Any],
-    labels: Labels,
-    clients: Owners | None,
-    marks: NDArray[np.bool_],
-) -> None:
-    rows = {"x": len(x), "y": len(labels.values), "is_test": len(marks)}
-    if clients is not None:
-        rows["client ids"] = len(clients.rows)
-    if len(set(rows.values())) > 1:
-        found = ", ".join(f"{what} has {count:,}" for what, count in rows.items())
-        raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
-
-
-def _drawn(rows: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+def _drawn(rows: Integers, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Draw a share of every client's rows, and leave it one at least."""
     sizes = np.bincount(rows)
     shuffled = np.lexsort((np.random.default_rng((seed, 2)).random(rows.size), rows))
@@ -207,7 +192,9 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
     if ids.dtype.kind == "f":
         refuse_row(f"{name}: the client id", ~np.isfinite(ids), ids, "a whole number or a text")
     if users is not None:
-        return _numbered(name, ids, users)
+        if ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() >= len(users))):
+            raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
+        return Owners(checked_names(name, users), ids.astype(np.int64))
     if ids.dtype.kind == "O":
         return _of_objects(name, ids.tolist())
     found, rows = np.unique(ids, return_inverse=True)
@@ -217,10 +204,9 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
 
 def checked_names(name: str, users: Sequence[str]) -> Sequence[str]:
     """Refuse names that two clients share, or that cannot be written to a file."""
-    if len(set(users)) < len(users):
-        seen: set[str] = set()
-        twice = next(user for user in users if user in seen or seen.add(user))  # type: ignore[func-returns-value]
-        raise FedMomError(f"{name}: two clients are called {twice!r}. Give each a name of its own.")
+    for user, times in Counter(users).most_common(1):
+        if times > 1:
+            raise FedMomError(f"{name}: two clients are called {user!r}. Give each its own name.")
     for user in users:
         try:
             user.encode()
@@ -231,31 +217,24 @@ def checked_names(name: str, users: Sequence[str]) -> Sequence[str]:
     return users
 
 
-def _numbered(name: str, ids: NDArray[Any], users: Sequence[str]) -> Owners:
-    if ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() >= len(users))):
-        raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
-    return Owners(checked_names(name, users), ids.astype(np.int64))
-
-
 def _of_objects(name: str, ids: list[Any]) -> Owners:
     """Number ids of Python's own types. 1 and "1" are two ids of one name, and refused."""
-    first: dict[Any, int] = {}  # by (type, value): in Python 1 == True
-    for row, value in enumerate(ids):
-        if not isinstance(value, (str, int, np.integer, np.str_)):
+    named: dict[str, Any] = {}
+    texts = [str(value) for value in ids]
+    for row, (text, value) in enumerate(zip(texts, ids, strict=True)):
+        if not isinstance(value, (str, int, np.integer)):
             raise FedMomError(
                 f"{name}: the client id of row {row} is {value!r} {COUNTED}. It must be a whole"
                 " number or a text; fill it in, or leave the row out."
             )
-        first.setdefault((isinstance(value, str), value), row)
-    named: dict[str, Any] = {}
-    for (_, value), row in first.items():
-        if (other := named.setdefault(str(value), value)) is not value:
+        other = named.setdefault(text, value)
+        if isinstance(other, str) != isinstance(value, str):
             raise FedMomError(
                 f"{name}: the client ids {other!r} and {value!r} (row {row}) would have one name."
                 " Make all ids texts, or all of them numbers."
             )
-    whole = not any(text for text, _ in first)
+    whole = not any(isinstance(value, str) for value in named.values())
     users = sorted(named, key=named.__getitem__) if whole else sorted(named)
     place = {user: k for k, user in enumerate(users)}
-    rows = np.fromiter((place[str(value)] for value in ids), np.int64, len(ids))
+    rows = np.fromiter((place[text] for text in texts), np.int64, len(ids))
     return Owners(checked_names(name, users), rows)

@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick_name
 from fedmom.core.validation import check_memory
+from fedmom.data.assembly import Division, assemble, inputs, owners
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division, assemble, inputs, owners
-from fedmom.data.rows.labels import Labels, read_labels
-from fedmom.data.rows.values import as_floats, numbers_or_texts, others_like, refuse_row
+from fedmom.data.values import (
+    Labels,
+    as_floats,
+    numbers_or_texts,
+    others_like,
+    read_labels,
+    refuse_row,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +61,6 @@ def import_arrow(what: str) -> None:
 
 def from_table(
     table: Table,
-    *,
     label: Names,
     client: str | None,
     features: Names | None,
@@ -235,6 +240,8 @@ def _array(what: str, column: "pa.ChunkedArray") -> NDArray[Any]:
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([c.storage for c in column.chunks], column.type.storage_type)
     kind = column.type
+    if types.is_dictionary(kind) and not types.is_string(kind.value_type):
+        column, kind = column.cast(kind.value_type), kind.value_type
     if column.null_count:
         missing = column.is_null().to_numpy()
         raise FedMomError(
@@ -260,13 +267,8 @@ def _texts(column: "pa.ChunkedArray") -> NDArray[Any]:
     import pyarrow as pa
     import pyarrow.types as types
 
-    if types.is_dictionary(column.type):
-        if not types.is_string(column.type.value_type):
-            column = column.cast(column.type.value_type)
-            return _array("", column)
-        column = column.unify_dictionaries()
-    else:
-        column = column.dictionary_encode()
+    coded = types.is_dictionary(column.type)
+    column = column.unify_dictionaries() if coded else column.dictionary_encode()
     if not column.num_chunks:
         return np.empty(0, object)
     different = np.array(column.chunk(0).dictionary.to_pylist(), object)

@@ -1,1 +1,0 @@
-"""A user's arrays, tables and images -> a population of clients."""
