@@ -210,8 +210,8 @@ def prepare(
 def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
     """Load a dataset and deal its rows by --partition, if that is given."""
     from fedmom import data as datasets
-    from fedmom.data.assembly import NoClientsError
     from fedmom.data.partition import repartition
+    from fedmom.data.rows.assembly import NoClientsError
 
     try:
         data = datasets.load(source)

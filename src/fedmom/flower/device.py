@@ -197,7 +197,7 @@ def _loaded(spec: str) -> Any:
     Rows are held out at random, with a fixed seed, unless the file or its options say which.
     """
     from fedmom.data import load, path_of
-    from fedmom.data.assembly import NoClientsError
+    from fedmom.data.rows.assembly import NoClientsError
 
     try:
         return load(spec)

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
-from fedmom.data.assembly import Division, assemble, inputs, owners
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import Division, assemble, inputs, owners
+from fedmom.data.rows.values import COUNTED, as_array, as_plain, read_labels
 from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
-from fedmom.data.values import COUNTED, as_array, as_plain, read_labels
 
 NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
 ARRAYS = ("x", "y", "user", "users", "is_test")

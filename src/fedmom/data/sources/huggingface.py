@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.assembly import Division
-from fedmom.data.columns import Names, Table, from_table, needed
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import Division
+from fedmom.data.rows.columns import Names, Table, from_table, needed
 from fedmom.data.source_files import read_content
 from fedmom.data.sources.images import read_images
 

@@ -16,11 +16,11 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.progress import track
 from fedmom.core.validation import Seed, check_memory
-from fedmom.data.assembly import Division, assemble, owners
 from fedmom.data.federated import FederatedData
+from fedmom.data.rows.assembly import Division, assemble, owners
+from fedmom.data.rows.values import numbers_or_texts, read_labels
 from fedmom.data.source_files import file_identity, said
 from fedmom.data.store.writer import cached, save_store
-from fedmom.data.values import numbers_or_texts, read_labels
 
 DEEPEST = 3  # client/class/picture
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former

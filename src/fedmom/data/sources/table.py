@@ -8,9 +8,9 @@ from typing import IO, TYPE_CHECKING, Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
-from fedmom.data.assembly import Division
-from fedmom.data.columns import SMALLER, Names, Table, from_table, import_arrow, listed
 from fedmom.data.federated import FederatedData, Task
+from fedmom.data.rows.assembly import Division
+from fedmom.data.rows.columns import SMALLER, Names, Table, from_table, import_arrow, listed
 from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 

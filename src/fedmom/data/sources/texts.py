@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
-from fedmom.data.assembly import Division, Owners, owners
 from fedmom.data.federated import Features, FederatedData, Split, aligned
 from fedmom.data.partition import client_names, dealt
+from fedmom.data.rows.assembly import Division, Owners, owners
+from fedmom.data.rows.values import as_array, numbers_or_texts
 from fedmom.data.source_files import file_identity, read_text
 from fedmom.data.store.writer import cached, save_store
-from fedmom.data.values import as_array, numbers_or_texts
 
 WINDOW = 80
 BETWEEN = "\n"  # the texts of one client

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick_name
 from fedmom.core.validation import check_memory
-from fedmom.data.assembly import Division, assemble, inputs, owners
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.values import (
+from fedmom.data.rows.assembly import Division, assemble, inputs, owners
+from fedmom.data.rows.values import (
     Labels,
     as_floats,
     numbers_or_texts,

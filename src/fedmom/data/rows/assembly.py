@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned_rows
 from fedmom.data.partition import client_names, dealt
-from fedmom.data.values import COUNTED, Labels, as_floats, refuse_row
+from fedmom.data.rows.values import COUNTED, Labels, as_floats, refuse_row
 
 MARKS = {"train": False, "training": False, "test": True}
 

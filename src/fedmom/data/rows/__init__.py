@@ -1,0 +1,1 @@
+"""A user's arrays, tables and images -> a population of clients."""
