@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
     from fedmom.data.sources.torch_dataset import from_torch
-    from fedmom.experiments.events import Event
+    from fedmom.experiments.observers import Event
     from fedmom.models import METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
     from fedmom.models.adapters import model
@@ -65,7 +65,7 @@ _HOMES = {
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
     "data.sources.torch_dataset": ("from_torch",),
-    "experiments.events": ("Event",),
+    "experiments.observers": ("Event",),
     "models": ("METRICS", "MODELS"),
     "models.adapters": ("model",),
     "models.base": ("Model",),

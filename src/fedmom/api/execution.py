@@ -12,10 +12,9 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.collection import side_by_side
-from fedmom.experiments.events import Observer
 from fedmom.experiments.execute import execute, warn
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.loss_warning import RisingLoss, risen
+from fedmom.experiments.observers import Observer, RisingLoss, risen
 from fedmom.experiments.results import Result
 
 

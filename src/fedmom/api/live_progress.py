@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.collection import Outcome
-from fedmom.experiments.events import Event
+from fedmom.experiments.observers import Event
 from fedmom.experiments.results import Result, metrics_of
 
 LEAST_BAR, MOST_BAR = 5, 30  # columns

@@ -17,8 +17,8 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.events import Observer
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import Group, Result, as_groups, target
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Grid

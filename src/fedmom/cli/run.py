@@ -12,7 +12,8 @@ from fedmom.cli.output import OUT, note, page
 from fedmom.cli.start import under_way
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.experiments.compare import ALGORITHMS, DEFAULTS
+from fedmom.experiments import run_lists
+from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS
 
 if TYPE_CHECKING:
     from fedmom.api.runs import Run, Runs
@@ -82,11 +83,10 @@ def compare(
     fedmom compare --algorithms fedavg,fedmom --data synthetic --seeds 10
     """
     from fedmom.api.calls import new_runs
-    from fedmom.experiments.compare import configs
     from fedmom.experiments.results import COMPARE_LIST
 
     names = {slug(algorithm): algorithm for algorithm in split_names(algorithms)}
-    runs = configs(gather(file, options, DEFAULTS), names, seeds)
+    runs = run_lists.of_comparison(gather(file, options, DEFAULTS), names, seeds)
     with new_runs(runs, COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_comparison(new)
 
@@ -114,7 +114,6 @@ def sweep(
     """
     from fedmom.api.calls import new_runs
     from fedmom.experiments.results import SWEEP_LIST
-    from fedmom.experiments.sweep import cells
 
     values = gather(file, options, {})
     in_file = values.pop("grid", {})
@@ -123,7 +122,8 @@ def sweep(
         raise FedMomError(
             "There is nothing to vary. Give --grid 'lr=0.01 0.1', or [grid] in a file."
         )
-    with new_runs(cells(values, lists), SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
+    runs = run_lists.of_sweep(values, lists)
+    with new_runs(runs, SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_sweep(new)
 
 
@@ -194,10 +194,10 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
 
 def _finish_sweep(runs: "Runs", **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
-    from fedmom.experiments.sweep import groups as groups_of
+    from fedmom.experiments.results import group_by_name
     from fedmom.reports import ranking, result_tables, run_page, sweep_page
 
-    groups = groups_of(_finish_all(runs, **how))
+    groups = group_by_name(_finish_all(runs, **how))
     result_tables.show(OUT, ranking.grid(groups))
     OUT.print(f"Table: {ranking.write(runs.path / 'sweep.csv', groups)}", markup=False)
     page(run_page.write(sweep_page.overview(groups), runs.path / "sweep.html"))

@@ -16,9 +16,9 @@ from fedmom import runtimes
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, write_atomic
 from fedmom.experiments.build import Experiment, Loaded, prepare
-from fedmom.experiments.events import Event, Observer
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Event, Observer
 from fedmom.experiments.results import LISTS, Result, read_names
 from fedmom.experiments.settings import RunConfig
 

@@ -13,12 +13,11 @@ from fedmom.core.types import Say
 from fedmom.experiments import logs, provenance, recovery
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint
-from fedmom.experiments.events import Event, Observer
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
+from fedmom.experiments.observers import Event, Observer, TensorBoard
 from fedmom.experiments.recovery import FoundCheckpoint
 from fedmom.experiments.results import Result
-from fedmom.experiments.tensorboard import TensorBoard
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of

@@ -216,6 +216,15 @@ def group_by_seed(results: Sequence[Result]) -> list[Group]:
     return [Group(label, runs) for label, runs in zip(labels, groups.values(), strict=True)]
 
 
+def group_by_name(results: Mapping[str, Result]) -> list[Group]:
+    """Return the runs of a sweep by name, seeds taken together."""
+    together: dict[str, list[Result]] = {}
+    for name, run in results.items():
+        parts = (part for part in name.split("_") if part != f"seed{run.config.seed}")
+        together.setdefault("_".join(parts) or "run", []).append(run)
+    return [Group(label, runs) for label, runs in together.items()]
+
+
 def as_groups(results: Mapping[str, Result]) -> list[Group]:
     """Return runs by label, or seeds taken together if there are any; early stops are marked."""
     groups = group_by_seed(list(results.values()))

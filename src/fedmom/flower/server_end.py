@@ -15,9 +15,9 @@ from fedmom.core.files import write_atomic
 from fedmom.core.registry import options
 from fedmom.experiments import settings
 from fedmom.experiments.build import Experiment, prepare
-from fedmom.experiments.events import Event
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Event
 from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig
 from fedmom.runtimes.devices import journal

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedmom.experiments.results import SWEEP_LIST, Group, Result, common_settings
+from fedmom.experiments.results import SWEEP_LIST, Group, Result, common_settings, group_by_name
 from fedmom.reports import ranking, run_page
 from fedmom.reports.charts import Chart, Figure, Heat
 from fedmom.reports.html import Section, Words
@@ -42,9 +42,7 @@ def of_folders(
         goal: As for ``overview``.
     """
     if len(folders) == 1 and (folders[0] / SWEEP_LIST).exists():
-        from fedmom.experiments import sweep  # loads JAX, which other reports need not
-
-        return overview(sweep.groups({run.path.name: run for run in found}), goal)
+        return overview(group_by_name({run.path.name: run for run in found}), goal)
     return run_page.overview(found, goal)
 
 

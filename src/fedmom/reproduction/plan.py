@@ -156,9 +156,9 @@ class Scale:
         }
         if epochs is not None:
             values["local-epochs"] = epochs
-        from fedmom.experiments import build  # loads JAX, which `fedmom paper --help` need not
+        from fedmom.experiments import defaults  # loads JAX, which `fedmom paper --help` need not
 
-        return settings.parse(build.fitting(values))
+        return settings.parse(defaults.fitting(values))
 
     def search(
         self, task: PaperTask, algorithm: str, choose: Choose, variant: Variant = PAPER

@@ -17,8 +17,8 @@ from fedmom.data.federated import FederatedData
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment, Loaded, prepare
 from fedmom.experiments.collection import Outcome, side_by_side
-from fedmom.experiments.events import Event
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Event
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
 from fedmom.reproduction import plan
