@@ -8,8 +8,8 @@ import pytest
 
 import fedmom
 from fedmom import data as datasets
+from fedmom.core.files import locked
 from fedmom.experiments import collection, results, run_lists, settings
-from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import COMPARE_LIST
 from tests.experiments.small import SMALL, Observer, checkpoint_bytes, logs, pointer, run
 
@@ -147,7 +147,7 @@ def test_only_runs_are_overwritten(tmp_path):
         with pytest.raises(fedmom.FedMomError, match="is not overwritten"):
             collection.remove(tmp_path / name)
     with (
-        RunFolder.open(tmp_path / "run").locked(),
+        locked(tmp_path / "run"),
         pytest.raises(fedmom.FedMomError, match="Another process"),
     ):
         collection.remove(tmp_path / "run")

@@ -244,7 +244,7 @@ def _check_numbers(config: RunConfig, work: LocalWork, data: FederatedData) -> N
         value = getattr(config, name)
         if isinstance(value, str) and value != AUTO:
             _check_schedule(f"{kebab(name)} {value}", value, rounds)
-    _check_steps(config, work, int(data.train.size.max()), rounds)
+    _check_steps(config, work, int(data.train.size.max(initial=1)), rounds)
     size = 4 * math.prod(data.features.shape) * (work.batch_size or 0)
     check_memory(f"batch-size {work.batch_size}", size, "Take a smaller one.")
 

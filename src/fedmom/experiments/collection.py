@@ -164,8 +164,7 @@ def side_by_side(
 
     def run(path: Path, experiment: Experiment) -> Result:
         told: list[Observer] = [*observers, partial(_stop_if, stop)]
-        share = shares[path].options
-        return execute(RunFolder.open(path), experiment, told, **share, **how)
+        return execute(RunFolder.open(path), experiment, told, **shares[path].options, **how)
 
     at_once = max((share.runs for share in shares.values()), default=1)
     with ThreadPoolExecutor(at_once, thread_name_prefix="run") as pool:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmom.core.files import write_atomic
-from fedmom.experiments import paired_tests
-from fedmom.experiments.paired_tests import Pair
+from fedmom.experiments import seed_statistics
 from fedmom.experiments.results import Group, RankedBy, ranked_by
-from fedmom.experiments.seed_statistics import Interval, interval
+from fedmom.experiments.seed_statistics import Interval, Pair, interval
 from fedmom.reports import differences
 from fedmom.reports.charts import Grid
 from fedmom.reports.result_tables import mean_text, over_seeds_note
@@ -88,7 +87,7 @@ class _Rank:
 def grid(groups: Sequence[Group]) -> Grid:
     """Return the table of a sweep, best first."""
     ranks = _ranking(groups)
-    seeds, stopped = paired_tests.comparable(groups), any(rank.stopped for rank in ranks)
+    seeds, stopped = seed_statistics.comparable(groups), any(rank.stopped for rank in ranks)
     metric = ranked_by(groups).metric
     columns = [
         *("runs", "seeds", "train loss", f"test {metric}"),
@@ -111,10 +110,10 @@ def write(path: Path, groups: Sequence[Group]) -> Path:
 def _ranking(groups: Sequence[Group]) -> list[_Rank]:
     by = ranked_by(groups)
     ranks = sorted((_rank(group, by) for group in groups), key=_Rank.order)
-    if not paired_tests.same_data(groups):
+    if not seed_statistics.same_data(groups):
         return ranks
-    measure = paired_tests.ranking_measure(groups)
-    family = paired_tests.family([rank.group for rank in ranks], measure, best=0)
+    measure = seed_statistics.ranking_measure(groups)
+    family = seed_statistics.family([rank.group for rank in ranks], measure, best=0)
     return [replace(r, pair=p) for r, p in zip(ranks, [None, *family.pairs], strict=True)]
 
 
@@ -138,7 +137,7 @@ def _bounds(found: Interval) -> tuple[float | None, float | None, float | None]:
 
 def _note(groups: Sequence[Group]) -> str:
     over_seeds = over_seeds_note(groups)
-    if len(groups) == 1 or not paired_tests.same_data(groups):
+    if len(groups) == 1 or not seed_statistics.same_data(groups):
         return over_seeds
     if not over_seeds:
         return f"One seed is not evidence: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
