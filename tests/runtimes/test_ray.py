@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import fedmom
+from fedmom.api.live_progress import RunProgress
 from fedmom.cli.main import cli
 from fedmom.core.errors import DivergedError, FedMomError
 from fedmom.data.store.writer import save_store
-from fedmom.experiments import settings, sweep
+from fedmom.experiments import settings
 from fedmom.experiments.build import prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
@@ -312,14 +313,14 @@ def test_a_sweep_on_ray_that_was_stopped_goes_on(tmp_path, monkeypatch):
     cli([*words, "--out", str(tmp_path / "here")], standalone_mode=False)
     told = iter([None, None, KeyboardInterrupt])
 
-    def stop(_tick, _record, before=sweep._Tick.round):
-        before(_tick, _record)
+    def stop(progress, event, before=RunProgress.__call__):
+        before(progress, event)
         if next(told, None) is KeyboardInterrupt:
             raise KeyboardInterrupt
 
     out = str(tmp_path / "there")
     with monkeypatch.context() as patch:
-        patch.setattr(sweep._Tick, "round", stop)
+        patch.setattr(RunProgress, "__call__", stop)
         with pytest.raises(click.Abort):
             cli([*words, "--runtime", "ray", "--out", out], standalone_mode=False)
     begun = [len(p.read_text().splitlines()) for p in Path(out).glob("*/rounds.jsonl")]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmom.cli.options import FOLDER, Command, setting_option
-from fedmom.cli.output import OUT
+from fedmom.cli.output import FOLDER, OUT
+from fedmom.cli.setting_options import Command, setting_option
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars

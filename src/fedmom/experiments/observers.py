@@ -128,18 +128,14 @@ class RisingLoss:
             )
 
 
-def risen(results: Mapping[str, Result]) -> str:
-    """Say which runs ended worse than they began; nothing if none did.
-
-    Args:
-        results: The runs by name. Those that diverged or were stopped have said so.
-    """
+def warn_if_risen(results: Mapping[str, Result], say: Say) -> None:
+    """Say which runs ended worse than they began, except those that diverged or were stopped."""
     found = {name: run for name, run in results.items() if not run.stop and run.risen()}
     if not found:
-        return ""
+        return
     runs = ", ".join(f"{name} {run.risen()}" for name, run in list(found.items())[:MOST_NAMED])
     more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return (
+    say(
         f"the training loss ended above that of the first model: {runs}{more}."
         f" {advice(next(iter(found.values())).config)}"
     )
