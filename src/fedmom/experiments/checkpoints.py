@@ -1,4 +1,4 @@
-"""Checkpoints: written whole, proven readable, and checked whole before a run goes on from one.
+"""Checkpoints: written whole, proven readable, and checked whole before a run resumes from one.
 
 round-00000012.safetensors    model, server's states and runtime's tensors, in one file, so
                               that a kill cannot part them
@@ -34,7 +34,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 class Checkpoint(NamedTuple):
-    """What a run goes on from: the loop's state, and what the runtime keeps."""
+    """What a run resumes from: the loop's state, and what the runtime keeps."""
 
     state: Any  # fedmom.training.loop.State
     runtime: Tensors

@@ -74,7 +74,7 @@ def _count_or_all(value: Any) -> Any:
 
 def _known(table: Registry) -> BeforeValidator:
     def check(value: Any) -> Any:
-        if not is_object(str(value)):  # of another process: its run can be read, not gone on with
+        if not is_object(str(value)):  # of another process: its run can be read, not resumed
             table.check(str(value))
         return value
 
