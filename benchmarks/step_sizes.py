@@ -6,7 +6,7 @@
 All other settings are the defaults of `fedmom run`. What counts is the training loss after the last
 round, a mean over two seeds that no table of the documentation reports. The ladder continues until
 both of its ends are worse, and the smallest γ within 2 % of the lowest loss is taken. What is
-printed is what ``fedmom.experiments.step_sizes`` holds. A sweep that was stopped is resumed.
+printed is what ``fedmom.experiments.defaults`` holds. A sweep that was stopped is resumed.
 """
 
 import math

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fedmom.cli.main import cli
-from fedmom.experiments import settings, sweep
+from fedmom.experiments import run_lists, settings
 
 ROOT = Path(__file__).parents[1]
 CHANGES = ROOT / "CHANGELOG.md"  # names what was before, too
@@ -169,7 +169,7 @@ def test_settings_are_settings(block):
     values = tomllib.loads(block)
     grid = values.pop("grid", {})
     settings.parse(values)
-    assert sweep.cells(values, grid)
+    assert run_lists.of_sweep(values, grid)
 
 
 @pytest.mark.slow  # tests/core/test_registry.py has another, every time

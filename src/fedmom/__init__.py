@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedmom.data.sources.images import from_images
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
-    from fedmom.experiments.events import Event
+    from fedmom.experiments.observers import Event
     from fedmom.models import METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
     from fedmom.models.adapters import model
@@ -63,7 +63,7 @@ _HOMES = {
     "data.sources.images": ("from_images",),
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
-    "experiments.events": ("Event",),
+    "experiments.observers": ("Event",),
     "models": ("METRICS", "MODELS"),
     "models.adapters": ("model",),
     "models.base": ("Model",),

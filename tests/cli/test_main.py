@@ -18,9 +18,8 @@ from tests.experiments.small import process, wait_for_rounds
 def test_help_teaches_with_examples():
     text = invoke("--help")
     assert "fedmom compare" in text
-    for name, (_, line) in front.COMMANDS.items():
+    for name in front.COMMANDS:
         assert f"  {name} " in text
-        assert line in words(text)
 
 
 def test_the_help_of_a_command_has_an_option_for_every_setting():
@@ -30,14 +29,10 @@ def test_the_help_of_a_command_has_an_option_for_every_setting():
         assert f"--{name} " in text
 
 
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [(front.cli, name) for name in front.cli.homes],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_the_line_of_a_command_is_its_own_short_help(group, name):
-    command = group.get_command(click.Context(group), name)
-    assert group.homes[name][1] == command.get_short_help_str(limit=1000)
+@pytest.mark.parametrize("name", front.COMMANDS)
+def test_the_line_of_a_command_is_its_own_short_help(name):
+    command = front.cli.get_command(click.Context(front.cli), name)
+    assert f"{name} {command.get_short_help_str(limit=1000)}" in words(invoke("--help"))
     assert command.name == name
 
 

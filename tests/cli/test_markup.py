@@ -14,7 +14,7 @@ from fedmom.api.live_progress import RunProgress
 from fedmom.cli.output import ERR, OUT
 from fedmom.core.progress import bars
 from fedmom.data.store.writer import save_store
-from fedmom.experiments.events import Event
+from fedmom.experiments.observers import Event
 from fedmom.reports import dataset_figure
 from tests.cli.command import invoke, main, words
 from tests.conftest import population

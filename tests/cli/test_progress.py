@@ -10,8 +10,7 @@ from rich.console import Console
 from fedmom.api import live_progress
 from fedmom.api.live_progress import RunProgress
 from fedmom.core.errors import FedMomError
-from fedmom.experiments.events import Event
-from fedmom.experiments.tensorboard import TensorBoard
+from fedmom.experiments.observers import Event, TensorBoard
 from fedmom.training.loop import Record
 from tests.cli.command import invoke
 from tests.experiments.small import StopAt, logs, prepared, resume, run

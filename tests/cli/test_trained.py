@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 import fedmom
-from fedmom.api import prediction
+from fedmom.api import trained_model
 from fedmom.cli.main import cli
 
 TASK = {"progress": False, "rounds": 2, "clients_per_round": 2}
@@ -76,7 +76,7 @@ def test_labels_of_a_text_are_characters(text_run, tmp_path):
     rows = read(tmp_path / "p.csv")
     text = fedmom.load_data("shakespeare:roles=3,samples=900").arrays["text"]
     first = int(text_run.experiment.data.test.start[0])
-    assert prediction.SYMBOLS[text[first + 80]] == rows[0]["label"]
+    assert trained_model.SYMBOLS[text[first + 80]] == rows[0]["label"]
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +106,9 @@ def test_the_coldest_text_takes_the_likeliest_character(text_run):
 
 def test_a_draw_follows_the_softmax():
     logits, rng = np.log([0.1, 0.2, 0.7]), np.random.default_rng(0)
-    draws = np.bincount([prediction._drawn(logits, 1.0, rng) for _ in range(4000)]) / 4000
+    draws = np.bincount([trained_model._drawn(logits, 1.0, rng) for _ in range(4000)]) / 4000
     np.testing.assert_allclose(draws, [0.1, 0.2, 0.7], atol=4 * np.sqrt(0.25 / 4000))
-    cold = np.bincount([prediction._drawn(logits, 0.5, rng) for _ in range(4000)]) / 4000
+    cold = np.bincount([trained_model._drawn(logits, 0.5, rng) for _ in range(4000)]) / 4000
     squares = np.array([0.01, 0.04, 0.49]) / 0.54
     np.testing.assert_allclose(cold, squares, atol=4 * np.sqrt(0.25 / 4000))
 

@@ -9,7 +9,7 @@ import fedmom
 from fedmom.algorithms import ALGORITHMS, SOLVERS
 from fedmom.algorithms.base import as_server
 from fedmom.core.registry import options_of
-from fedmom.experiments import build, settings
+from fedmom.experiments import build, defaults, settings
 from tests.experiments.small import prepared as small
 
 
@@ -254,10 +254,10 @@ def test_equal_settings_share_their_parts():
 
 def test_what_several_algorithms_share_is_cut_to_what_each_has():
     shared = {"momentum": 0.5, "local-steps": 3, "lr": 0.1}
-    assert build.fitting({**shared, "algorithm": "fedsgd"}) == {"lr": 0.1, "algorithm": "fedsgd"}
-    assert "momentum" not in build.fitting({**shared, "algorithm": "fedavg"})
-    assert build.fitting({**shared, "algorithm": "fedadam:tau=1"})["momentum"] == 0.5
-    assert build.fitting(shared) == shared  # fedmom, the default
+    assert defaults.fitting({**shared, "algorithm": "fedsgd"}) == {"lr": 0.1, "algorithm": "fedsgd"}
+    assert "momentum" not in defaults.fitting({**shared, "algorithm": "fedavg"})
+    assert defaults.fitting({**shared, "algorithm": "fedadam:tau=1"})["momentum"] == 0.5
+    assert defaults.fitting(shared) == shared  # fedmom, the default
 
 
 @pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
@@ -285,6 +285,6 @@ def test_fedsgd_refuses_what_it_would_ignore(name, value):
         fedmom.FedMomError, match=f"fedsgd brings its own local work: leave {name} {value} out"
     ):
         build.prepare(settings.parse(values))
-    assert name not in build.fitting(values)  # among algorithms that share settings it is left out
-    complete = build.prepare(settings.parse(build.fitting(values))).config
+    assert name not in defaults.fitting(values)  # where settings are shared
+    complete = build.prepare(settings.parse(defaults.fitting(values))).config
     assert build.prepare(settings.parse(complete.model_dump(by_alias=True))).config == complete

@@ -8,8 +8,8 @@ import pytest
 
 import fedmom
 from fedmom import data as datasets
-from fedmom.experiments import collection, compare, results, settings, sweep
-from fedmom.experiments.folder import RunFolder
+from fedmom.core.files import locked
+from fedmom.experiments import collection, results, run_lists, settings
 from fedmom.experiments.results import COMPARE_LIST
 from tests.experiments.small import SMALL, Observer, checkpoint_bytes, logs, pointer, run
 
@@ -21,7 +21,7 @@ def configs(**values):
 
 
 def cells(values=SMALL, **grid):
-    return sweep.cells(values, grid)
+    return run_lists.of_sweep(values, grid)
 
 
 def create(folder, configs, **how):
@@ -147,7 +147,7 @@ def test_only_runs_are_overwritten(tmp_path):
         with pytest.raises(fedmom.FedMomError, match="is not overwritten"):
             collection.remove(tmp_path / name)
     with (
-        RunFolder.open(tmp_path / "run").locked(),
+        locked(tmp_path / "run"),
         pytest.raises(fedmom.FedMomError, match="Another process"),
     ):
         collection.remove(tmp_path / "run")
@@ -270,11 +270,11 @@ def test_runs_that_were_stopped_are_resumed_to_the_same_bits(tmp_path):
 
 def test_the_runs_of_a_comparison():
     values = {**SMALL, "momentum": 0.5, "local-steps": 3, "seed": "7"}
-    one = compare.configs(values, {"sgd": "fedsgd", "adam": "fedadam:tau=0.1"})
+    one = run_lists.of_comparison(values, {"sgd": "fedsgd", "adam": "fedadam:tau=0.1"})
     assert list(one) == ["sgd", "adam"]
     assert (one["sgd"].local_steps, one["sgd"].momentum) == (None, None)
     assert {config.seed for config in one.values()} == {7}
-    three = compare.configs(values, {"fedavg": "fedavg", "fedmom": "fedmom"}, seeds=3)
+    three = run_lists.of_comparison(values, {"fedavg": "fedavg", "fedmom": "fedmom"}, seeds=3)
     assert [(name, config.seed) for name, config in three.items()] == [
         (f"{algorithm}_seed{seed}", seed)
         for algorithm in ("fedavg", "fedmom")
@@ -284,6 +284,6 @@ def test_the_runs_of_a_comparison():
         update={"algorithm": "fedmom", "momentum": 0.5, "local_steps": 3, "seed": 9}
     )
     with pytest.raises(fedmom.FedMomError, match="--seeds -1 must be at least 1"):
-        compare.configs(values, {"a": "fedavg"}, seeds=-1)
+        run_lists.of_comparison(values, {"a": "fedavg"}, seeds=-1)
     with pytest.raises(fedmom.FedMomError, match="A run cannot be called 'a/b'"):
-        compare.configs(values, {"a/b": "fedavg"})
+        run_lists.of_comparison(values, {"a/b": "fedavg"})

@@ -8,7 +8,7 @@ import pytest
 
 import fedmom
 from fedmom.core import files
-from fedmom.core.files import write_atomic
+from fedmom.core.files import locked, write_atomic
 from fedmom.experiments.folder import RunFolder
 from tests.experiments.small import (
     checkpoint_bytes,
@@ -53,7 +53,7 @@ def test_settings_and_versions_are_there_before_the_first_round(tmp_path):
 def test_two_processes_do_not_share_a_folder(tmp_path):
     run(tmp_path / "r", rounds=1)
     folder = RunFolder.open(tmp_path / "r")
-    with folder.locked(), pytest.raises(fedmom.FedMomError, match="Another process"):
+    with locked(folder.path), pytest.raises(fedmom.FedMomError, match="Another process"):
         resume(tmp_path / "r")
     assert resume(tmp_path / "r").finished  # the lock is gone
 

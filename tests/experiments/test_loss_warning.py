@@ -3,9 +3,9 @@
 import pytest
 
 import fedmom
-from fedmom.experiments.loss_warning import advice
+from fedmom.experiments.defaults import STEP_SIZES, default_lr
+from fedmom.experiments.observers import advice
 from fedmom.experiments.settings import RunConfig
-from fedmom.experiments.step_sizes import STEP_SIZES, default_lr
 
 TASK = {"data": "synthetic:clients=10", "eval_every": 2, "progress": False}
 

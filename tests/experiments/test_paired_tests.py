@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmom.experiments import paired_tests
+from fedmom.experiments import seed_statistics
 from fedmom.experiments.results import Group
 from fedmom.experiments.seed_statistics import LEVEL, Finding, holm
 from tests.reports.runs import result
@@ -31,7 +31,7 @@ D = group("d", [0.45, 0.47, 0.50, 0.44])
 
 
 def test_up_to_three_groups_are_compared_pair_by_pair_the_later_less_the_earlier():
-    family = paired_tests.family([A, B, C], paired_tests.ACCURACY)
+    family = seed_statistics.family([A, B, C], seed_statistics.ACCURACY)
     assert names(family) == [("b", "a"), ("c", "a"), ("c", "b")]
     assert (family.best, family.tested) == (None, 3)
     raw = [
@@ -47,10 +47,10 @@ def test_up_to_three_groups_are_compared_pair_by_pair_the_later_less_the_earlier
 
 
 def test_more_groups_are_compared_with_the_best_and_corrected_for_all_pairs():
-    family = paired_tests.family([A, B, C, D], paired_tests.ACCURACY)
+    family = seed_statistics.family([A, B, C, D], seed_statistics.ACCURACY)
     assert names(family) == [("a", "b"), ("c", "b"), ("d", "b")]
     assert (family.best, family.tested) == ("b", 6)
-    values = {g.label: list(paired_tests.ACCURACY.by_seed(g).values()) for g in (A, B, C, D)}
+    values = {g.label: list(seed_statistics.ACCURACY.by_seed(g).values()) for g in (A, B, C, D)}
     combinations = list(itertools.combinations(values, 2))
     raw = [stats.ttest_rel(values[one], values[other]).pvalue for one, other in combinations]
     corrected = dict(zip(combinations, holm(raw), strict=True))
@@ -59,7 +59,7 @@ def test_more_groups_are_compared_with_the_best_and_corrected_for_all_pairs():
 
 
 def test_the_best_of_losses_is_the_lowest():
-    family = paired_tests.family([A, B, C, D], paired_tests.LOSS)
+    family = seed_statistics.family([A, B, C, D], seed_statistics.LOSS)
     assert family.best == "b"
     worst = next(pair for pair in family.pairs if pair.ours == "d")
     assert worst.finding is Finding.HIGHER
@@ -68,15 +68,15 @@ def test_the_best_of_losses_is_the_lowest():
 
 def test_losses_are_never_equal():
     near = group("n", [0.501, 0.519, 0.511, 0.529])
-    (accuracy,) = paired_tests.family([A, near], paired_tests.ACCURACY).pairs
-    (loss,) = paired_tests.family([A, near], paired_tests.LOSS).pairs
+    (accuracy,) = seed_statistics.family([A, near], seed_statistics.ACCURACY).pairs
+    (loss,) = seed_statistics.family([A, near], seed_statistics.LOSS).pairs
     assert (accuracy.finding, loss.finding) == (Finding.EQUAL, Finding.OPEN)
 
 
 def test_the_one_to_compare_with_can_be_chosen():
-    family = paired_tests.family([A, B], paired_tests.ACCURACY, best=0)
+    family = seed_statistics.family([A, B], seed_statistics.ACCURACY, best=0)
     assert (names(family), family.best) == ([("b", "a")], "a")
-    assert names(paired_tests.family([A, B], paired_tests.ACCURACY, best=1)) == [("a", "b")]
+    assert names(seed_statistics.family([A, B], seed_statistics.ACCURACY, best=1)) == [("a", "b")]
 
 
 def test_runs_count_once_they_have_ended_and_the_worst_if_they_diverged():
@@ -84,22 +84,22 @@ def test_runs_count_once_they_have_ended_and_the_worst_if_they_diverged():
     wild = result([0, 0.5], seed=2, stop="diverged")
     bad_reply = result([0, 0.5], seed=3, stop="stopped")
     runs = Group("x", [finished, going_on, wild, bad_reply])
-    assert paired_tests.ACCURACY.by_seed(runs) == {0: 0.5, 2: -math.inf}
-    assert paired_tests.LOSS.by_seed(runs) == {0: 0.5, 2: math.inf}
+    assert seed_statistics.ACCURACY.by_seed(runs) == {0: 0.5, 2: -math.inf}
+    assert seed_statistics.LOSS.by_seed(runs) == {0: 0.5, 2: math.inf}
 
 
 def test_a_group_that_diverged_is_not_the_best():
     wild = Group("wild", [*group("", [0.9, 0.9, 0.9]).runs, result([], seed=3, stop="diverged")])
     empty = Group("empty", [result()])
-    assert paired_tests.family([wild, A, B, D, empty], paired_tests.ACCURACY).best == "b"
-    (pair,) = paired_tests.family([A, wild], paired_tests.ACCURACY).pairs
+    assert seed_statistics.family([wild, A, B, D, empty], seed_statistics.ACCURACY).best == "b"
+    (pair,) = seed_statistics.family([A, wild], seed_statistics.ACCURACY).pairs
     assert pair.finding is Finding.OPEN  # ahead with three seeds, lost one: the sign test
     assert pair.difference.interval.text() == "diverged"
 
 
 def test_seeds_are_paired_and_too_few_are_told():
     shifted = group("s", [0.9, 0.91, 0.92, 0.93], seeds=[2, 3, 4, 5])
-    (pair,) = paired_tests.family([A, shifted], paired_tests.ACCURACY).pairs
+    (pair,) = seed_statistics.family([A, shifted], seed_statistics.ACCURACY).pairs
     assert (pair.difference.interval.seeds, pair.finding) == (2, Finding.TOO_FEW)
 
 
@@ -113,12 +113,12 @@ def test_seeds_are_paired_and_too_few_are_told():
     ],
 )
 def test_what_can_be_compared(groups, can):
-    assert paired_tests.comparable(groups) is can
+    assert seed_statistics.comparable(groups) is can
 
 
 def test_other_data_cannot_be_compared():
     runs = [r.__class__(r.path, r.config.model_copy(update={"data": "x"}), r.evals) for r in A.runs]
-    assert not paired_tests.comparable([A, Group("elsewhere", runs)])
+    assert not seed_statistics.comparable([A, Group("elsewhere", runs)])
 
 
 def test_ten_equal_methods_have_a_false_finding_in_one_of_twenty_families():
@@ -129,8 +129,8 @@ def test_ten_equal_methods_have_a_false_finding_in_one_of_twenty_families():
     rng = np.random.default_rng(0)
     found = []
     for values in rng.normal(0.5, 0.05, (400, 10, 5)):
-        family = paired_tests.family(
-            [group(str(i), v) for i, v in enumerate(values)], paired_tests.ACCURACY
+        family = seed_statistics.family(
+            [group(str(i), v) for i, v in enumerate(values)], seed_statistics.ACCURACY
         )
         shown = [pair.difference.p for pair in family.pairs]
         found.append([min(pair.p for pair in family.pairs), min(holm(shown))])

@@ -3,8 +3,8 @@
 import pytest
 
 import fedmom
-from fedmom.experiments import sweep
-from fedmom.experiments.results import Result
+from fedmom.experiments import run_lists
+from fedmom.experiments.results import Result, group_by_name
 from fedmom.experiments.settings import RunConfig
 from tests.experiments.small import SMALL
 
@@ -17,7 +17,7 @@ GRID = {
 
 
 def test_the_grid_is_the_product_without_what_is_equal():
-    found = sweep.cells(SMALL, GRID)
+    found = run_lists.of_sweep(SMALL, GRID)
     # FedAvg has no momentum: 2 lr x 2 seeds; FedMom: 2 lr x 2 β x 2 seeds.
     assert len(found) == 4 + 8
     assert found["fedavg_lr0.01_seed1"].momentum is None
@@ -27,12 +27,12 @@ def test_the_grid_is_the_product_without_what_is_equal():
 
 
 def test_fedsgd_in_a_grid_of_local_steps_is_one_run():
-    found = sweep.cells(SMALL, {"algorithm": ["fedsgd", "fedavg"], "local-steps": [1, 5]})
+    found = run_lists.of_sweep(SMALL, {"algorithm": ["fedsgd", "fedavg"], "local-steps": [1, 5]})
     assert list(found) == ["fedsgd", "fedavg_local-steps1", "fedavg_local-steps5"]
 
 
 def test_names_are_folders_whatever_the_values():
-    found = sweep.cells(
+    found = run_lists.of_sweep(
         SMALL, {"lr": ["cosine:start=0.1,rounds=9"], "aggregate": ["clip:norm=1+mean", "mean"]}
     )
     assert list(found) == [
@@ -53,14 +53,14 @@ def test_names_are_folders_whatever_the_values():
 )
 def test_mistakes_are_sentences(grid, says):
     with pytest.raises(fedmom.FedMomError, match=says):
-        sweep.cells(SMALL, grid)
+        run_lists.of_sweep(SMALL, grid)
 
 
 def test_seeds_are_taken_together_by_name(tmp_path):
     def of(name, seed):
         return name, Result(tmp_path / name, RunConfig(seed=seed), [])
 
-    found = sweep.groups(
+    found = group_by_name(
         dict([of("fedavg_seed0", 0), of("fedmom_seed0", 0), of("fedavg_seed1", 1), of("x", 3)])
     )
     assert [(group.label, len(group.runs)) for group in found] == [
@@ -68,4 +68,4 @@ def test_seeds_are_taken_together_by_name(tmp_path):
         ("fedmom", 1),
         ("x", 1),
     ]
-    assert sweep.groups(dict([of("seed0", 0), of("seed1", 1)]))[0].label == "run"
+    assert group_by_name(dict([of("seed0", 0), of("seed1", 1)]))[0].label == "run"

@@ -12,7 +12,7 @@ import fedmom
 from fedmom.api.live_progress import RunProgress, _score
 from fedmom.cli.report import report
 from fedmom.data.federated import FederatedData, Split, aligned
-from fedmom.experiments import build, logs, paired_tests, settings
+from fedmom.experiments import build, logs, seed_statistics, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Group, Result, read, target
@@ -111,7 +111,7 @@ def test_the_lower_error_is_ahead_and_ranks_first():
         Group(label, [ended(s, mse=level * (1 + 0.01 * s), lower_is_better=low) for s in range(4)])
         for label, level in (("better", 1.0), ("worse", 2.0))
     )
-    assert paired_tests.ranking_measure([worse, better]).better == -1
+    assert seed_statistics.ranking_measure([worse, better]).better == -1
     family, _ = differences.families([worse, better])
     assert differences.sentence(family).startswith(
         "Test mse over 4 seeds: better is ahead of worse"

@@ -10,13 +10,11 @@ from fedmom.api.runs import Run, Runs, write_report
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, removed_if_refused, slug
-from fedmom.experiments import collection, object_names, results
-from fedmom.experiments import compare as comparisons
+from fedmom.experiments import collection, object_names, results, run_lists
 from fedmom.experiments import settings as schema
-from fedmom.experiments import sweep as sweeps
 from fedmom.experiments.build import Experiment, Loaded, prepare
-from fedmom.experiments.events import Observer
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import COMPARE_LIST, SWEEP_LIST
 from fedmom.experiments.settings import RunConfig
 
@@ -82,7 +80,7 @@ def run(
 
 
 def compare(
-    algorithms: Sequence[Any] | Mapping[str, Any] = comparisons.ALGORITHMS,
+    algorithms: Sequence[Any] | Mapping[str, Any] = run_lists.ALGORITHMS,
     *,
     seeds: int = 1,
     out: Place | None = None,
@@ -123,13 +121,13 @@ def compare(
         >>> [(name, len(run.result.rounds)) for name, run in runs.items()]
         [('avg', 3), ('sgd', 3)]
     """
-    values = comparisons.DEFAULTS | _named(settings)
+    values = run_lists.DEFAULTS | _named(settings)
     if isinstance(algorithms, str) or not algorithms:
         raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
     specs = {name: _algorithm(algorithm) for name, algorithm in algorithms.items()}
-    configs = comparisons.configs(values, specs, seeds)
+    configs = run_lists.of_comparison(values, specs, seeds)
     with new_runs(configs, COMPARE_LIST, out, overwrite) as created:
         return created.resume(progress=progress, callbacks=callbacks)
 
@@ -177,7 +175,7 @@ def sweep(
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()
     }
-    configs = sweeps.cells(_named({"data": data, **settings}), lists)
+    configs = run_lists.of_sweep(_named({"data": data, **settings}), lists)
     with new_runs(configs, SWEEP_LIST, out, overwrite) as created:
         return created.resume(progress=progress, callbacks=callbacks)
 

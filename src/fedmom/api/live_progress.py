@@ -1,22 +1,89 @@
-"""What runs show while they are under way: live bars on a terminal, plain lines elsewhere."""
+"""Runs with what they show while under way: live bars on a terminal, plain lines elsewhere."""
 
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
+from fedmom.core.compilation import keep_programs
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Say
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.collection import Outcome
-from fedmom.experiments.events import Event
+from fedmom.experiments.collection import Outcome, side_by_side
+from fedmom.experiments.execute import execute, warn
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Event, Observer, RisingLoss, warn_if_risen
 from fedmom.experiments.results import Result, metrics_of
+
+if TYPE_CHECKING:
+    from fedmom.api.runs import Run, Runs
 
 LEAST_BAR, MOST_BAR = 5, 30  # columns
 MOST_SHOWN = 8  # runs that have a line each
 SHORT = {"accuracy": "acc"}
+
+
+def finish(
+    run: "Run",
+    console: Console,
+    *,
+    callbacks: Sequence[Observer] = (),
+    say: Say = warn,
+    **how: Any,
+) -> Result:
+    """Run until the last round; ``how`` are more arguments of ``execute``.
+
+    Raises:
+        DivergedError: A value is NaN or infinite. The folder holds all rounds before.
+        BadReplyError: A reply could not be used.
+    """
+    _prepare(callbacks)
+    config = run.experiment.config
+    with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
+        observers: list[Observer] = [shown, RisingLoss(config, say), *callbacks]
+        result = execute(RunFolder.open(run.path), run.experiment, observers, say=say, **how)
+    if result.error:
+        raise result.error
+    warn_if_risen({config.algorithm: result}, say)
+    return result
+
+
+def finish_all(
+    runs: "Runs",
+    console: Console,
+    *,
+    callbacks: Sequence[Observer] = (),
+    say: Say = warn,
+    **how: Any,
+) -> tuple[dict[str, Result], dict[str, FedMomError]]:
+    """Run side by side until the last round; a run that fails does not stop the others.
+
+    Returns:
+        The results, and the errors of runs that could not be run at all.
+    """
+    _prepare(callbacks)
+    by_path = {run.path: run.experiment for run in runs.values()}
+    with RunProgress(console, by_path) as shown:
+        found = side_by_side(by_path, [shown, *callbacks], shown.ended, say=say, **how)
+    results = {path.name: each for path, each in found.items() if isinstance(each, Result)}
+    errors = {path.name: each for path, each in found.items() if isinstance(each, FedMomError)}
+    for name, result in results.items():
+        if result.error:
+            say(f"{name} stopped: {result.why}")
+    warn_if_risen(results, say)
+    return results, errors
+
+
+def _prepare(callbacks: Sequence[Observer]) -> None:
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise FedMomError(
+            f"callbacks is {callbacks!r}. Give a list of functions of a fedmom.Event."
+        )
+    keep_programs()
 
 
 class ProgressLine(ProgressColumn):

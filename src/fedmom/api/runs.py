@@ -1,5 +1,6 @@
 """What ``fedmom.run`` and its like return: runs with their numbers, model and figure."""
 
+import contextlib
 import functools
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from rich.console import Console
 
-from fedmom.api import prediction
-from fedmom.api.execution import finish, finish_all
-from fedmom.api.export import write_model
+from fedmom.api import trained_model
+from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.events import Observer
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import Group, Result, as_groups, target
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Grid
@@ -150,15 +150,15 @@ class Run(_Results):
         """
         data = self.experiment.data
         asked = [client for row in self.result.rounds for client in row["cohort"]]
-        columns: dict[str, Any] = {
+        columns = {
             "client": list(data.users),
             "train_samples": data.train.size,
             "rounds_asked": np.bincount(np.array(asked, np.int64), minlength=data.clients),
         }
-        if data.test_users is None:
-            columns["test_samples"] = data.test.size
-            columns |= self._test_metrics()
-        return _pandas().DataFrame(columns)
+        frame = _pandas().DataFrame(columns)
+        if data.test_users is not None:
+            return frame
+        return frame.assign(test_samples=data.test.size).join(self._test_metrics())
 
     @functools.cached_property
     def params(self) -> Params:
@@ -175,7 +175,7 @@ class Run(_Results):
             x: Inputs, one per row, of the shape of the training data's; for a model of text, also
                 a list of strings.
         """
-        return prediction.outputs(self.experiment, self.params, x)
+        return trained_model.outputs(self, x)
 
     def predict(self, x: Any) -> np.ndarray[Any, Any]:
         """Return predictions: the most likely class of every input, or a regression's numbers.
@@ -183,7 +183,7 @@ class Run(_Results):
         Args:
             x: Inputs, as for ``outputs``.
         """
-        return prediction.predicted(self.experiment, self.outputs(x))
+        return trained_model.predicted(self.experiment.data, self.outputs(x))
 
     def sample(
         self, prompt: str = "\n", *, length: int = 400, temperature: float = 0.7, seed: int = 0
@@ -196,10 +196,7 @@ class Run(_Results):
             temperature: Below 1, likely characters become likelier; 0 takes the likeliest.
             seed: The seed of the draw.
         """
-        experiment, params = self.experiment, self.params
-        return prediction.write(
-            experiment, params, prompt, length, temperature=temperature, seed=seed
-        )
+        return trained_model.write(self, prompt, length, temperature, seed)
 
     def export(self, folder: str | Path | None = None, *, onnx_batch: int | None = None) -> Path:
         """Write the model as a safetensors file, with a model card and the settings.
@@ -212,7 +209,7 @@ class Run(_Results):
             The folder.
         """
         path = Path(folder) if folder else self.path / "export"
-        write_model(self, path, onnx_batch)
+        trained_model.write_files(self, path, onnx_batch)
         return path
 
     def _by_name(self) -> dict[str, Result]:
@@ -220,30 +217,22 @@ class Run(_Results):
 
     def _finish(self, console: Console, **how: Any) -> None:
         self._forget()
-        self.result = finish(self.path, self.experiment, console, **how)
+        self.result = finish(self, console, **how)
 
     def _forget(self) -> None:
         """Forget what was read before the run is resumed."""
         for name in ("result", "params"):
             self.__dict__.pop(name, None)
 
-    def _test_metrics(self) -> dict[str, Any]:
-        runtime = self.experiment.runtime()
-        try:
+    def _test_metrics(self) -> "pd.DataFrame":
+        with contextlib.closing(self.experiment.runtime()) as runtime:
             if "test" not in runtime.splits:
-                return {}
+                return _pandas().DataFrame()
             scores: Scores = runtime.evaluate(self.params, "test")
-        finally:
-            runtime.close()
         found = {"loss": scores.sums["loss"] / scores.evaluated}
         found |= {metric.name: per_client(metric, scores)[0] for metric in scores.metrics}
         has = np.flatnonzero(self.experiment.data.test.size)
-        columns = {}
-        for name, values in found.items():
-            column = np.full(self.experiment.data.clients, np.nan)
-            column[has] = values
-            columns[f"test_{name}"] = column
-        return columns
+        return _pandas().DataFrame(found, index=has, dtype=float).add_prefix("test_")
 
     def __repr__(self) -> str:
         config = self.result.config
@@ -327,10 +316,9 @@ class Runs(_Results, Mapping[str, Run]):
         return {name: run.result for name, run in self.items()}
 
     def _finish(self, console: Console, **how: Any) -> None:
-        experiments = {name: run.experiment for name, run in self.items()}
         for run in self.values():
             run._forget()
-        found, errors = finish_all(self.path, experiments, console, **how)
+        found, errors = finish_all(self, console, **how)
         for name, result in found.items():
             self[name].result = result
         for error in errors.values():

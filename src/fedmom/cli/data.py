@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 
-from fedmom.cli.options import FOLDER
-from fedmom.cli.output import OUT
+from fedmom import data as datasets
+from fedmom.cli.output import FOLDER, OUT, listing
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, slug
 
@@ -31,15 +32,10 @@ def data_commands() -> None:
 @data_commands.command(name="list")
 def list_() -> None:
     """List the datasets: by name, by kind of file, and prepared ones."""
-    from rich.table import Table
-
-    from fedmom import data as datasets
     from fedmom.data.partition import PARTITIONS
     from fedmom.data.store.reader import is_store, read_manifest
 
-    view = Table(box=None, pad_edge=False)
-    for column in ("", "--data", "what it is"):
-        view.add_column(column, style="bold" if not column else "", overflow="fold")
+    view = listing("", "--data", "what it is")
     for spec, about in datasets.DATASETS.described():
         view.add_row("name", spec, about)
     for kind in datasets.FORMATS:
@@ -59,9 +55,6 @@ def list_() -> None:
 @SOURCE
 def stats(source: str) -> None:
     """Print the paper's Table 2 for a dataset, next to the paper's own row."""
-    from rich.table import Table
-
-    from fedmom import data as datasets
     from fedmom.data import summary
 
     data = datasets.load(source)
@@ -70,17 +63,16 @@ def stats(source: str) -> None:
     for column in ("samples", "clients", "mean", "std", "train", "test"):
         view.add_column(column, justify="right")
     row = summary.statistics(data)
-    numbers = (f"{row.samples:,}", f"{row.clients:,}", f"{row.mean:.2f}", f"{row.std:.2f}")
-    split = (f"{int(data.train.size.sum()):,}", f"{int(data.test.size.sum()):,}")
-    view.add_row(data.name, *numbers, *split)
+    split = [f"{int(part.size.sum()):,}" for part in (data.train, data.test)]
+    shown = [(data.name, row, split)]
     if (paper := summary.PAPER_TABLE_2.get(data.features.kind)) is not None:
-        p = paper.statistics
-        view.add_row(
-            paper.name, f"{p.samples:,}", f"{p.clients:,}", f"{p.mean:.2f}", f"{p.std:.2f}"
-        )
+        shown.append((paper.name, paper.statistics, []))
+    for name, s, parts in shown:
+        numbers = (f"{s.samples:,}", f"{s.clients:,}", f"{s.mean:.2f}", f"{s.std:.2f}")
+        view.add_row(name, *numbers, *parts)
     OUT.print(view)
     if data.class_names is not None and data.features.kind != "text":
-        OUT.print(f"Labels: {_listed(data.class_names)}", markup=False, soft_wrap=True)
+        OUT.print(f"Labels: {_listed(data.class_names)}")
     between = row.samples - int(data.train.size.sum() + data.test.size.sum())
     if between:
         OUT.print(f"{between:,} windows between train and test are left out, as in LEAF.")
@@ -99,13 +91,12 @@ def _listed(names: Sequence[str]) -> str:
 @click.option("--out", type=FOLDER, help="Folder for the PNG files.")
 def show(source: str, out: Path | None) -> None:
     """Draw a dataset: samples per client and label mix (the paper's Figure 2), and samples."""
-    from fedmom import data as datasets
     from fedmom.reports import dataset_figure
 
     data = datasets.load(source)
     stem = slug(Path(source).name, keep="").strip("-")
     for path in dataset_figure.show(data, out or Path("runs") / f"data-{stem}"):
-        OUT.print(f"Figure: {path}", markup=False)
+        OUT.print(f"Figure: {path}")
 
 
 def _refuse(source: str, faults: list[str]) -> None:
@@ -117,7 +108,6 @@ def _refuse(source: str, faults: list[str]) -> None:
 @SOURCE
 def check(source: str) -> None:
     """Read a whole dataset and report any faults."""
-    from fedmom import data as datasets
     from fedmom.data import summary
     from fedmom.data.store.reader import check_store, is_store
 
@@ -209,7 +199,6 @@ def prepare(
 
 def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
     """Load a dataset and deal its rows by --partition, if that is given."""
-    from fedmom import data as datasets
     from fedmom.data.partition import repartition
     from fedmom.data.rows.assembly import NoClientsError
 

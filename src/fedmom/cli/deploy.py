@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import FOLDER, gather, setting_options
-from fedmom.cli.output import OUT, note
+from fedmom.cli.output import FOLDER, OUT, note, say, show_result, told_at_interrupt
+from fedmom.cli.setting_options import gather, setting_options
 from fedmom.core.errors import FedMomError
 
 
@@ -94,12 +94,8 @@ def server(folder: Path) -> None:
     from fedmom.flower.layout import open_deployment
     from fedmom.flower.server import serve
 
-    try:
-        serve(open_deployment(folder), _say)
-    except KeyboardInterrupt:
-        raise click.Abort(
-            "The server has stopped. Runs resume from their last checkpoint."
-        ) from None
+    with told_at_interrupt("The server has stopped. Runs resume from their last checkpoint."):
+        serve(open_deployment(folder), say)
 
 
 @deploy_commands.command()
@@ -117,10 +113,8 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     from fedmom.flower.device import participate
     from fedmom.flower.layout import open_device
 
-    try:
-        participate(open_device(folder, server), data, client, _say)
-    except KeyboardInterrupt:
-        raise click.Abort("This device no longer takes part.") from None
+    with told_at_interrupt("This device no longer takes part."):
+        participate(open_device(folder, server), data, client, say)
 
 
 @deploy_commands.command()
@@ -135,18 +129,18 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     \b
     fedmom deploy run fl --rounds 50
     """
+    from fedmom.experiments.results import read
     from fedmom.flower.layout import open_deployment
     from fedmom.flower.server import follow
 
     deployment = open_deployment(folder)
     values = gather(file, options, {})
     place = (out or _free(deployment.path / "runs")).resolve()
-    try:
-        follow(deployment, place, values, _say, note)
-    except KeyboardInterrupt:
-        resume = f"fedmom deploy run {folder} --out {place}"
-        raise click.Abort(f"Stopped; nothing is lost. Resume with: {resume}") from None
-    _show(place)
+    resume = f"fedmom deploy run {folder} --out {place}"
+    with told_at_interrupt(f"Stopped; nothing is lost. Resume with: {resume}"):
+        follow(deployment, place, values, say, note)
+    show_result(read(place))
+    OUT.print(f"Run folder: {place}")
 
 
 @deploy_commands.command()
@@ -169,14 +163,7 @@ def status(folder: Path) -> None:
     OUT.print(result_tables.rich_table(("device", "is", "since (UTC)"), rows))
     folders = sorted(p.parent for p in (deployment.path / "runs").glob("*/config.toml"))
     for found in find(folders) if folders else []:
-        OUT.print(
-            f"{found.path}: {found.done} of {found.config.rounds} rounds, {found.status}",
-            highlight=False,
-        )
-
-
-def _say(text: str) -> None:
-    OUT.print(text, highlight=False, markup=False)
+        say(f"{found.path}: {found.done} of {found.config.rounds} rounds, {found.status}")
 
 
 def _free(runs: Path) -> Path:
@@ -185,14 +172,3 @@ def _free(runs: Path) -> Path:
     while (folder := runs / f"run-{number}").exists():
         number += 1
     return folder
-
-
-def _show(folder: Path) -> None:
-    """Show the last evaluation of a run."""
-    from fedmom.experiments.results import as_groups, find, target
-    from fedmom.reports import result_tables
-
-    (result,) = find([folder])
-    groups = as_groups({result.config.algorithm: result})
-    result_tables.show(OUT, result_tables.grid(groups, target(groups)))
-    OUT.print(f"Run folder: {folder}", markup=False)

@@ -1,68 +1,68 @@
 """The command line's front: names and help, without loading what the commands need."""
 
+import ast
+import functools
+import importlib
+from pathlib import Path
+
 import click
 
-from fedmom.cli.lazy import LazyGroup
 from fedmom.cli.start import main  # noqa: F401  # where an older console script looks for it
 
-# A command's home, and its line in `fedmom --help`.
+# Where each command is: its line in `fedmom --help` is the first of its docstring.
 COMMANDS = {
-    "run": ("fedmom.cli.run:run", "Train one model with one algorithm."),
-    "compare": (
-        "fedmom.cli.run:compare",
-        "Train with several algorithms, from the same model, on the same cohorts and batches.",
-    ),
-    "sweep": (
-        "fedmom.cli.run:sweep",
-        "Run a grid of settings, on all cores, and rank the results.",
-    ),
-    "resume": (
-        "fedmom.cli.run:resume",
-        "Resume a stopped run, comparison or sweep; the result is the same as without the stop.",
-    ),
-    "list": (
-        "fedmom.cli.main:list_",
-        "List all built-in algorithms, models, datasets and other components, with options.",
-    ),
-    "report": (
-        "fedmom.cli.report:report",
-        "Write one page about runs, comparisons and sweeps, in any mix, and its figures.",
-    ),
-    "watch": (
-        "fedmom.cli.report:watch",
-        "Show a run, comparison or sweep in the browser while it runs, until Ctrl-C.",
-    ),
-    "predict": (
-        "fedmom.cli.trained:predict",
-        "Predict the labels of DATA with a run's model, and write them to a CSV file.",
-    ),
-    "sample": ("fedmom.cli.trained:sample", "Write text with a run's character model."),
-    "export": (
-        "fedmom.cli.trained:export",
-        "Write a run's model as a safetensors file, with a model card.",
-    ),
-    "deploy": (
-        "fedmom.cli.deploy:deploy_commands",
-        "Train on real devices, through Flower.",
-    ),
-    "data": (
-        "fedmom.cli.data:data_commands",
-        "Inspect datasets, check them, and prepare them for training.",
-    ),
-    "paper": (
-        "fedmom.cli.paper:paper",
-        "Make the paper's tables and figures, or those of WHAT, and judge its claims.",
-    ),
-    "theory": (
-        "fedmom.cli.theory:theory_commands",
-        "Convergence bounds and learning-rate advice.",
-    ),
+    "run": "run:run",
+    "compare": "run:compare",
+    "sweep": "run:sweep",
+    "resume": "run:resume",
+    "list": "main:list_",
+    "report": "report:report",
+    "watch": "report:watch",
+    "predict": "trained:predict",
+    "sample": "trained:sample",
+    "export": "trained:export",
+    "deploy": "deploy:deploy_commands",
+    "data": "data:data_commands",
+    "paper": "paper:paper",
+    "theory": "theory:theory_commands",
 }
+
+
+class LazyGroup(click.Group):
+    """A group that loads a command when it is used, and lists all without loading any."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the commands' names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"fedmom.cli.{module}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _line(*home.split(":"))) for name, home in COMMANDS.items()])
+
+
+def _line(module: str, name: str) -> str:
+    """Return the first line of a docstring, from the source: loading a module may take a second."""
+    functions = (node for node in _parsed(module).body if isinstance(node, ast.FunctionDef))
+    found = next(function for function in functions if function.name == name)
+    return (ast.get_docstring(found) or "").partition("\n")[0]
+
+
+@functools.cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
 
 
 @click.group(
     cls=LazyGroup,
-    homes=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="fedmom")
@@ -88,18 +88,14 @@ def cli() -> None:
 @click.command(name="list")
 def list_() -> None:
     """List all built-in algorithms, models, datasets and other components, with options."""
-    from rich.table import Table
-
     from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
-    from fedmom.cli.output import OUT
+    from fedmom.cli.output import OUT, listing
     from fedmom.data import DATASETS
     from fedmom.models import MODELS
     from fedmom.runtimes import RUNTIMES
     from fedmom.training import PACES, SAMPLERS
 
-    view = Table(box=None, pad_edge=False)
-    for column in ("", "name:options", "what it is"):
-        view.add_column(column, style="bold" if not column else "", overflow="fold")
+    view = listing("", "name:options", "what it is")
     registries = (
         *(ALGORITHMS, MODELS, DATASETS, SOLVERS, SCHEDULES),
         *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),

@@ -1,6 +1,5 @@
 """The command line: paper."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -8,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmom import data as datasets
-from fedmom.cli.output import OUT, note, page
+from fedmom.cli.output import FOLDER, OUT, note, page, told_at_interrupt
 from fedmom.core import registry
-from fedmom.reports.html import Status, Verdict
+from fedmom.reports.html import Status
 from fedmom.reproduction import plan
 
 STYLES = {
@@ -32,7 +31,7 @@ STYLES = {
     show_default=True,
     help="quick: minutes, data that needs no download. full: 1,000 rounds, ten seeds; many hours.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder [default: runs/paper-SCALE].")
+@click.option("--out", type=FOLDER, help="Folder [default: runs/paper-SCALE].")
 @click.option("--femnist", metavar="DATA", help="FEMNIST, as for run --data [default: glyphs].")
 @click.option(
     "--shakespeare", metavar="DATA", help="Shakespeare, as for run --data [default: shakespeare]."
@@ -74,19 +73,13 @@ def paper(
     for task in chosen.tasks:
         if datasets.path_of(task.data) is None:
             note(f"{task.data} stands in for {task.name}.")
-    try:
+    with told_at_interrupt("Stopped; nothing is lost. Resume with the same command."):
         made = make(folder, chosen, parts, OUT, train=not no_train, runtime=runtime)
-    except KeyboardInterrupt:
-        raise click.Abort("Stopped; nothing is lost. Resume with the same command.") from None
-    OUT.print(_summary(made.verdicts))
+    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    for verdict in made.verdicts:
+        view.add_row(Text(str(verdict.status), STYLES[verdict.status]), verdict.claim)
+    OUT.print(view)
     if made.progress:
         OUT.print(made.progress)
     page(made.page)
     OUT.print(f"Figures: {folder / 'figures'}\nTables: {folder / 'tables'}")
-
-
-def _summary(verdicts: Sequence[Verdict]) -> Table:
-    view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    for verdict in verdicts:
-        view.add_row(Text(str(verdict.status), STYLES[verdict.status]), verdict.claim)
-    return view

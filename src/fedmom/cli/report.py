@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedmom.cli.options import FOLDER
-from fedmom.cli.output import OUT, page
+from fedmom.cli.output import FOLDER, OUT, check_file, page, say
 from fedmom.core.errors import FedMomError
 
 
@@ -38,20 +37,16 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     from fedmom.reports import run_page, sweep_page
 
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    if path.is_dir():
-        raise FedMomError(f"--out {path} is a folder. Name a file in it, such as report.html.")
+    check_file(path, "report.html")
     found = results.find(folders)
-    if (
-        target is not None
-        and {run.metric for run in found} == {"accuracy"}
-        and not 0 <= target <= 1
-    ):
+    shares = {run.metric for run in found} == {"accuracy"}
+    if target is not None and shares and not 0 <= target <= 1:
         raise FedMomError(f"--target {target:g} is not an accuracy. Use a number from 0 to 1.")
     view = sweep_page.of_folders(folders, found, target)
     figures = run_page.print_figures(view, path)
     for files in track(figures, "Figures", total=len(view.figures()), console=OUT):
         also = ", ".join(file.suffix[1:] for file in files[1:])
-        OUT.print(f"Figure: {files[0]} (also {also})", markup=False)
+        OUT.print(f"Figure: {files[0]} (also {also})")
     page(run_page.write(view, path))
 
 
@@ -73,7 +68,7 @@ def watch(folder: Path, port: int | None, open_: bool) -> None:
 
     run_page.live_view(folder)  # report a wrong folder here, not in the browser
     with open_server(partial(run_page.live_view, folder), port) as server:
-        OUT.print(f"Watching {folder} at {server.address} (Ctrl-C stops watching)", highlight=False)
+        say(f"Watching {folder} at {server.address} (Ctrl-C stops watching)")
         if open_:
             webbrowser.open(server.address)
         try:

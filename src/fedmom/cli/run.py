@@ -1,18 +1,19 @@
 """The command line: run, compare, sweep, resume."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmom.cli.options import FOLDER, gather, parse_grid, setting_options, split_names
-from fedmom.cli.output import OUT, note, page
+from fedmom.cli.output import FOLDER, OUT, note, page, show_result, told_at_interrupt
+from fedmom.cli.setting_options import gather, parse_grid, setting_options, split_names
 from fedmom.cli.start import under_way
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.experiments.compare import ALGORITHMS, DEFAULTS
+from fedmom.experiments import run_lists
+from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS
 
 if TYPE_CHECKING:
     from fedmom.api.runs import Run, Runs
@@ -40,7 +41,7 @@ def run(file: Path | None, out: Path | None, overwrite: bool, **options: Any) ->
 
     with new_run(gather(file, options, {}), out, overwrite) as new, _resumable(new.path):
         _finish_run(new)
-    OUT.print(f"Run folder: {new.path}", markup=False)
+    OUT.print(f"Run folder: {new.path}")
 
 
 @click.command()
@@ -82,11 +83,10 @@ def compare(
     fedmom compare --algorithms fedavg,fedmom --data synthetic --seeds 10
     """
     from fedmom.api.calls import new_runs
-    from fedmom.experiments.compare import configs
     from fedmom.experiments.results import COMPARE_LIST
 
     names = {slug(algorithm): algorithm for algorithm in split_names(algorithms)}
-    runs = configs(gather(file, options, DEFAULTS), names, seeds)
+    runs = run_lists.of_comparison(gather(file, options, DEFAULTS), names, seeds)
     with new_runs(runs, COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_comparison(new)
 
@@ -114,7 +114,6 @@ def sweep(
     """
     from fedmom.api.calls import new_runs
     from fedmom.experiments.results import SWEEP_LIST
-    from fedmom.experiments.sweep import cells
 
     values = gather(file, options, {})
     in_file = values.pop("grid", {})
@@ -123,7 +122,8 @@ def sweep(
         raise FedMomError(
             "There is nothing to vary. Give --grid 'lr=0.01 0.1', or [grid] in a file."
         )
-    with new_runs(cells(values, lists), SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
+    runs = run_lists.of_sweep(values, lists)
+    with new_runs(runs, SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_sweep(new)
 
 
@@ -158,14 +158,10 @@ def resume(folder: Path, accept_changes: bool, runtime: str | None) -> None:
 
 def _finish_run(run: "Run", **how: Any) -> None:
     """Run to the end, and show the last evaluation."""
-    from fedmom.api.execution import finish
-    from fedmom.experiments.results import as_groups, target
-    from fedmom.reports import result_tables
+    from fedmom.api.live_progress import finish
 
-    _say_notes({run.path: run})
-    result = finish(run.path, run.experiment, OUT, say=note, **how)
-    groups = as_groups({result.config.algorithm: result})
-    result_tables.show(OUT, result_tables.grid(groups, target(groups)))
+    _say_notes([run])
+    show_result(finish(run, OUT, say=note, **how))
 
 
 def _finish_comparison(runs: "Runs", **how: Any) -> None:
@@ -174,7 +170,7 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
     from fedmom.reports import differences, result_tables, run_page
 
     first = min(run.experiment.config.seed for run in runs.values())
-    _say_notes({r.path: r for r in runs.values() if r.experiment.config.seed == first})
+    _say_notes(run for run in runs.values() if run.experiment.config.seed == first)
     results = _finish_all(runs, **how)
     groups = as_groups(results)
     goal, families = target(groups), differences.families(groups)
@@ -188,13 +184,13 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
     title = f"{configs[-1].model} on {configs[-1].data}: M={configs[-1].clients_per_round}, "
     title += differences.rates_text(rates)
     figure, made = run_page.write_comparison(runs.path, list(results.values()), title)
-    OUT.print(f"Figure: {figure}", markup=False)
+    OUT.print(f"Figure: {figure}")
     page(made)
 
 
 def _finish_sweep(runs: "Runs", **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
-    from fedmom.experiments.sweep import groups as groups_of
+    from fedmom.experiments.results import group_by_name as groups_of
     from fedmom.reports import result_tables, run_page, sweep_page
 
     groups = groups_of(_finish_all(runs, **how))
@@ -205,10 +201,9 @@ def _finish_sweep(runs: "Runs", **how: Any) -> None:
 
 def _finish_all(runs: "Runs", **how: Any) -> "dict[str, Result]":
     """Run as many at a time as there are cores; return the results by name."""
-    from fedmom.api.execution import finish_all
+    from fedmom.api.live_progress import finish_all
 
-    experiments = {name: run.experiment for name, run in runs.items()}
-    results, errors = finish_all(runs.path, experiments, OUT, say=note, **how)
+    results, errors = finish_all(runs, OUT, say=note, **how)
     for name, error in errors.items():
         note(f"{name} stopped: {error}")
     if not results:
@@ -216,12 +211,12 @@ def _finish_all(runs: "Runs", **how: Any) -> "dict[str, Result]":
     return results
 
 
-def _say_notes(runs: "Mapping[Path, Run]") -> None:
+def _say_notes(runs: "Iterable[Run]") -> None:
     """Tell the user what to know before a run; one that is resumed has told it before."""
     from fedmom.experiments.folder import RunFolder
 
-    for path, run in runs.items():
-        if RunFolder.open(path).is_new():
+    for run in runs:
+        if RunFolder.open(run.path).is_new():
             for text in run.experiment.notes:
                 note(text)
 
@@ -229,10 +224,6 @@ def _say_notes(runs: "Mapping[Path, Run]") -> None:
 @contextlib.contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
     """Say, after Ctrl-C, how to resume what is in a folder."""
-    try:
-        with under_way(str(folder)):
-            yield
-    except KeyboardInterrupt:
-        raise click.Abort(
-            f"Stopped; nothing is lost. Resume with: fedmom resume {folder}"
-        ) from None
+    text = f"Stopped; nothing is lost. Resume with: fedmom resume {folder}"
+    with told_at_interrupt(text), under_way(str(folder)):
+        yield

@@ -60,7 +60,8 @@ class Signals:
         self.seen = True
         importing, at_work = _on_the_way(frame)
         if importing and not (at_work or _under_way):
-            _end_at_once()
+            os.write(2, b"Stopped.\n")
+            os._exit(INTERRUPTED)
         if not (importing and self._come_back()):
             raise KeyboardInterrupt
 
@@ -88,11 +89,6 @@ def _on_the_way(frame: FrameType | None) -> tuple[bool, bool]:
         at_work |= ours and frame.f_code.co_name != "<module>"
         frame = frame.f_back
     return importing, at_work
-
-
-def _end_at_once() -> NoReturn:
-    os.write(2, b"Stopped.\n")
-    os._exit(INTERRUPTED)
 
 
 def main() -> None:

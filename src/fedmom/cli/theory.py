@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmom.cli.options import FOLDER, Command, setting_option
-from fedmom.cli.output import OUT
+from fedmom.cli.output import FOLDER, OUT
+from fedmom.cli.setting_options import Command, setting_option
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars
@@ -297,12 +297,12 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _task(options: dict[str, Any]) -> "tuple[Experiment, EstimateBudget, int]":
     """Return the experiment, the budget and the rounds of the short run."""
-    from fedmom.experiments import build
+    from fedmom.experiments import build, defaults
 
     budget = EstimateBudget(*(options.pop(name) for name in ("clients", "samples", "models")))
     short_run: int = options.pop("short_run")
     given = {kebab(n): v for n, v in options.items() if v is not None}
-    config = settings.parse(build.fitting({**given, "rounds": short_run}))
+    config = settings.parse(defaults.fitting({**given, "rounds": short_run}))
     if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
         raise FedMomError(
             f"There is no bound for {config.algorithm}. Use fedsgd, fedavg or fedmom."

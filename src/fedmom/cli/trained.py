@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from fedmom.cli.options import FOLDER
-from fedmom.cli.output import OUT
+from fedmom.cli.output import FOLDER, OUT, check_file, say
 from fedmom.core.errors import FedMomError
 
 RUN = click.argument("run", type=FOLDER)
@@ -37,16 +36,20 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     """
     import numpy as np
 
-    from fedmom.api.prediction import AT_ONCE, over_data
+    from fedmom.api.trained_model import AT_ONCE, over_data
     from fedmom.core.files import write_atomic
     from fedmom.core.progress import track
     from fedmom.data import load
 
     path = out or run / "predictions.csv"
-    _check_file(path)
+    check_file(path, "predictions.csv")
+    if not path.parent.is_dir():
+        raise FedMomError(
+            f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
+        )
     trained, data = _opened(run), load(source)
     splits = ["train", "test"] if split == "all" else [split]
-    parts = over_data(trained.experiment, trained.params, data, splits)
+    parts = over_data(trained, data, splits)
     total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -60,17 +63,7 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     found = np.concatenate([np.zeros(0, bool), *right])
     if trained.experiment.data.features.task != "regression" and found.size:
         OUT.print(f"{found.mean():.1%} of {found.size:,} labels are right.")
-    OUT.print(f"File: {path}", markup=False)
-
-
-def _check_file(path: Path) -> None:
-    """Refuse a place where no file can be, before the work is done."""
-    if path.is_dir():
-        raise FedMomError(f"--out {path} is a folder. Name a file in it, such as predictions.csv.")
-    if not path.parent.is_dir():
-        raise FedMomError(
-            f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
-        )
+    OUT.print(f"File: {path}")
 
 
 def _cell(value: Any) -> Any:
@@ -105,7 +98,7 @@ def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -
     fedmom sample runs/bard --prompt "To be" --length 400
     """
     text = _opened(run).sample(prompt, length=length, temperature=temperature, seed=seed)
-    OUT.print(text, highlight=False)
+    say(text)
 
 
 @click.command()

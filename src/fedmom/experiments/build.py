@@ -1,24 +1,27 @@
 """Settings -> the parts of an experiment: checked against each other, with nothing left open."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from fedmom import data as datasets
 from fedmom import models
+from fedmom.algorithms import SCHEDULES, schedules
 from fedmom.algorithms import named as algorithms
-from fedmom.algorithms import schedules
 from fedmom.algorithms.base import Algorithm
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError, ServerDivergedError
-from fedmom.core.registry import options
+from fedmom.core.registry import options, options_of
 from fedmom.core.types import Schedule
+from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
-from fedmom.experiments import limits
-from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
-from fedmom.experiments.step_sizes import default_lr
+from fedmom.experiments import defaults
+from fedmom.experiments.settings import AUTO, RunConfig, kebab
 from fedmom.models import adapters, base
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
@@ -29,9 +32,7 @@ from fedmom.training.loop import Record, State
 from fedmom.training.pace import Pace
 from fedmom.training.samplers import Sampler
 
-DEFAULT_MODEL = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
-# Settings of the local work, which some algorithms bring along.
-LOCAL_WORK = ("local_steps", "local_epochs", "batch_size", "batches", "solver", "prox")
+LOOKS = 12  # rounds between the first and the last in which a schedule is looked at
 
 
 @dataclass(frozen=True)
@@ -119,20 +120,6 @@ class Loaded(dict[str, FederatedData]):
         return self[spec]
 
 
-def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what an algorithm has no use for, of settings that several share.
-
-    FedSGD brings its own local work, and only some algorithms have momentum.
-    """
-    spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
-    foreign = set()
-    if algorithms.own_work(spec) is not None:
-        foreign |= {kebab(name) for name in LOCAL_WORK}
-    if algorithms.default_of(spec, "momentum") is None:
-        foreign |= {"momentum"}
-    return {key: value for key, value in values.items() if key not in foreign}
-
-
 def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     """Load the data, fill in what was left open, and build the run's parts.
 
@@ -147,13 +134,13 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
             f"clients-per-round {config.clients_per_round} is more than the {data.clients}"
             f" clients of {data.name}. Use at most {data.clients}."
         )
-    config = _complete(config, data)
+    config = defaults.complete(config, data)
     integers = adapters.has_integers(data)
     model, algorithm = parts(config, data.features, integers=integers)
     workload = Workload(data, model, algorithm, config.seed)
     if "@" in config.model:  # a user's own
         base.check(model, data.features, adapters.example(data))
-    limits.check(config, workload.work, data)
+    _check_numbers(config, workload.work, data)
     sampler = _sampler(config.sampler)
     pace: Pace = PACES.build(config.pace, config.clients_per_round, sampler)
     pace.ask(config.seed, 0, data.train.size, frozenset())  # before the run has a folder
@@ -185,8 +172,16 @@ def parts(
     model = models.build(config.model, features, integers=integers)
     work = algorithm.work
     if work is None:
-        work = _work(config)
-    elif _takes_lr(config.algorithm):
+        work = LocalWork(
+            lr=schedules.parse(config.lr),
+            steps=None if config.local_steps is None else schedules.parse(config.local_steps),
+            epochs=None if config.local_epochs is None else schedules.parse(config.local_epochs),
+            batch_size=None if config.batch_size == "all" else int(config.batch_size),
+            batches=config.batches,
+            solver=algorithms.solver(config.solver),
+            prox=config.prox,
+        )
+    elif defaults.takes_lr(config.algorithm):
         work = replace(work, lr=schedules.parse(config.lr))
     return model, algorithm._replace(work=work)
 
@@ -206,15 +201,15 @@ def _check_algorithm(config: RunConfig) -> None:
             f"{config.algorithm} has no momentum; leave momentum {config.momentum} out,"
             " or use fedmom or fedavgm."
         )
-    if config.server_lr != AUTO and not _has_rate(config.algorithm):
+    if config.server_lr != AUTO and not defaults.has_rate(config.algorithm):
         raise FedMomError(
             f"{config.algorithm} has its own learning rate; leave server-lr {config.server_lr} out."
         )
     work = algorithms.own_work(config.algorithm)
     if work is not None:
-        fixed = _settings_of(work)
-        if _takes_lr(config.algorithm):  # FedSGD, whose one step is no setting
-            fixed = {name: RunConfig.model_fields[name].default for name in LOCAL_WORK}
+        fixed = defaults.settings_of(work)
+        if defaults.takes_lr(config.algorithm):  # FedSGD, whose one step is no setting
+            fixed = {name: RunConfig.model_fields[name].default for name in defaults.LOCAL_WORK}
             fixed["batch_size"] = work.batch_size or "all"
         for name, value in fixed.items():
             if name in config.model_fields_set and getattr(config, name) not in (value, AUTO, None):
@@ -222,26 +217,6 @@ def _check_algorithm(config: RunConfig) -> None:
                     f"{config.algorithm} brings its own local work: leave {kebab(name)}"
                     f" {getattr(config, name)} out, or use fedavg."
                 )
-
-
-def _settings_of(work: LocalWork) -> dict[str, Any]:
-    """Return the settings that say what an algorithm's own work does, as far as they can."""
-    numbers = {"lr": work.lr, "local_steps": work.steps, "local_epochs": work.epochs}
-    plain: dict[str, Any] = {name: None if callable(n) else n for name, n in numbers.items()}
-    if callable(work.lr):
-        plain["lr"] = AUTO
-    more = {"batches": work.batches, "prox": work.prox, "batch_size": work.batch_size or "all"}
-    return plain | more | {"solver": RunConfig.model_fields["solver"].default}
-
-
-def _takes_lr(algorithm: str) -> bool:
-    """Whether an algorithm that brings its own local work takes γ from the settings."""
-    return algorithms.default_of(algorithm, "lr") is not None
-
-
-def _has_rate(algorithm: str) -> bool:
-    """Whether an algorithm is made for a server step size; an object is made already."""
-    return algorithms.default_of(algorithm, "learning_rate") is not None
 
 
 def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
@@ -262,45 +237,44 @@ def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
         )
 
 
-def _complete(config: RunConfig, data: FederatedData) -> RunConfig:
-    """Fill in what follows from the data and the algorithm."""
-    filled: dict[str, Any] = {"data": datasets.locate(config.data)}
-    if config.momentum is None:
-        filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
-    if config.model == "auto":
-        filled["model"] = DEFAULT_MODEL[data.features.kind]
-    work = algorithms.own_work(config.algorithm)
-    if work is not None and not _takes_lr(config.algorithm):
-        filled |= _settings_of(work)
-    elif config.lr == AUTO:
-        filled["lr"] = default_lr(data.features.kind, config.algorithm)
-    if config.server_lr == AUTO and _has_rate(config.algorithm):
-        filled["server_lr"] = _auto_server_lr(config, data.clients)
-    if work is not None:
-        filled["batch_size"] = work.batch_size or "all"
-    elif config.local_steps is None and config.local_epochs is None:
-        filled["local_steps"] = DEFAULT_STEPS
-    return config.model_copy(update=filled)
+def _check_numbers(config: RunConfig, work: LocalWork, data: FederatedData) -> None:
+    """Refuse a run whose numbers will leave what can be computed, in any of its rounds."""
+    rounds = sorted({int(t) for t in np.linspace(0, config.rounds - 1, LOOKS + 2)})
+    for name in ("lr", "server_lr", "local_steps", "local_epochs"):
+        value = getattr(config, name)
+        if isinstance(value, str) and value != AUTO:
+            _check_schedule(f"{kebab(name)} {value}", value, rounds)
+    _check_steps(config, work, int(data.train.size.max(initial=1)), rounds)
+    size = 4 * math.prod(data.features.shape) * (work.batch_size or 0)
+    check_memory(f"batch-size {work.batch_size}", size, "Take a smaller one.")
 
 
-def _auto_server_lr(config: RunConfig, clients: int) -> float:
-    """Return the algorithm's own η if it has one, else the one that its weights ask for."""
-    own = algorithms.default_of(config.algorithm, "learning_rate")
-    if own is not None and own != 1.0:
-        return own
-    return clients / config.clients_per_round if config.weighting == "population" else 1.0
+def _check_schedule(what: str, spec: str, rounds: Sequence[int]) -> None:
+    function, schedule = SCHEDULES.find(spec), schedules.parse(spec)
+    end = options_of(function).get("end")  # a cosine, say, is meant to come down to 0
+    ends_in_zero = end is not None and options(function, spec).get("end", end.default) == 0
+    for t in rounds:
+        value = schedules.at(schedule, t)
+        if not (0 if ends_in_zero else math.ulp(0)) <= value < math.inf:
+            raise FedMomError(
+                f"{what} is {value:g} in round {t + 1} of {rounds[-1] + 1}; it must stay a number"
+                " greater than 0. Give it a milder rate, or the run fewer rounds."
+            )
 
 
-def _work(config: RunConfig) -> LocalWork:
-    return LocalWork(
-        lr=schedules.parse(config.lr),
-        steps=None if config.local_steps is None else schedules.parse(config.local_steps),
-        epochs=None if config.local_epochs is None else schedules.parse(config.local_epochs),
-        batch_size=None if config.batch_size == "all" else int(config.batch_size),
-        batches=config.batches,
-        solver=algorithms.solver(config.solver),
-        prox=config.prox,
-    )
+def _check_steps(config: RunConfig, work: LocalWork, most: int, rounds: Sequence[int]) -> None:
+    """Refuse more local steps than a program can count, of a client with the most samples."""
+    name, amount, batches = "local_steps", work.steps, 1
+    if amount is None:
+        name, amount, batches = "local_epochs", work.epochs, -(-most // (work.batch_size or most))
+    assert amount is not None
+    for t in rounds if callable(amount) else (0,):
+        steps = schedules.at(amount, t) * batches
+        if steps > MOST:
+            raise FedMomError(
+                f"{kebab(name)} {getattr(config, name)} means {steps:.3g} local steps in"
+                f" round {t + 1}, more than the {MOST:,} that can be counted. Take fewer."
+            )
 
 
 def _eta_notes(config: RunConfig, clients: int) -> list[str]:

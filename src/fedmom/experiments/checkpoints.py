@@ -1,10 +1,13 @@
-"""Checkpoints: written whole, proven readable, and checked whole before a run goes on from one.
+"""Checkpoints: written whole, proven readable, and checked whole before a run resumes from one.
 
 round-00000012.safetensors    model, server's states and runtime's tensors, in one file, so
                               that a kill cannot part them
 checkpoint.json               the newest: its round, file, checksum, and lines of the logs
 previous.json                 the same of the one before, which is kept for the case that
                               the newest is damaged
+
+A run resumes from the newest one that is whole, with logs that reach it. Everything is read and
+checked first. Only then is the folder touched, and what is no longer used is kept next to it.
 """
 
 import contextlib
@@ -17,17 +20,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json, write_atomic
+from fedmom.core.types import Say
+from fedmom.experiments import logs
+from fedmom.experiments.logs import EVALS, ROUNDS, Log, LogRows
 
-NEWEST, PREVIOUS = "checkpoint.json", "previous.json"
+FOLDER, NEWEST, PREVIOUS = "checkpoint", "checkpoint.json", "previous.json"
 CLIENTS = "clients/"  # before the names of the runtime's tensors
 Tensors = dict[str, NDArray[Any]]
 
 
 class Checkpoint(NamedTuple):
-    """What a run goes on from: the loop's state, and what the runtime keeps."""
+    """What a run resumes from: the loop's state, and what the runtime keeps."""
 
     state: Any  # fedmom.training.loop.State
     runtime: Tensors
@@ -107,16 +114,9 @@ def read_pointer(path: Path) -> Pointer:
     """
     try:
         found = parse_json(path.read_bytes())
-        pointer = Pointer(found["round"], found.get("sha256"), found.get("lines"))
-        round_, checksum, lines = pointer
-        whole = (
-            type(round_) is int
-            and 0 <= round_ < 2**62
-            and found["tensors"] == pointer.tensors
-            and isinstance(checksum, str | None)
-            and isinstance(lines, dict | None)
-            and all(type(count) is int for count in (lines or {}).values())
-        )
+        known = {name: found[name] for name in Pointer._fields if name in found}
+        pointer = TypeAdapter(Pointer).validate_python(known, strict=True)
+        whole = 0 <= pointer.round < 2**62 and found["tensors"] == pointer.tensors
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -171,18 +171,18 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
 
 def _check_form(path: Path, found: Tensors, expected: Tensors) -> None:
     """Refuse tensors that are not those of the run's model and server, or not finite."""
+    forms = [
+        {name: f"{tensor.dtype} of shape {tensor.shape}" for name, tensor in tensors.items()}
+        for tensors in (found, expected)
+    ]
     for name in found.keys() | expected.keys():
-        here, wanted = (_form(tensors.get(name)) for tensors in (found, expected))
+        here, wanted = (form.get(name, "missing") for form in forms)
         if here != wanted:
             raise FedMomError(
                 f"{path} does not fit the model of config.toml: {name} is {here}, not {wanted}"
             )
         if "float" in here.split()[0] and not np.isfinite(found[name]).all():
             raise FedMomError(f"{path} cannot be used: {name} is not finite")
-
-
-def _form(tensor: NDArray[Any] | None) -> str:
-    return "missing" if tensor is None else f"{tensor.dtype} of shape {tensor.shape}"
 
 
 def named_leaves(state: Any) -> Tensors:
@@ -193,3 +193,110 @@ def named_leaves(state: Any) -> Tensors:
         jax.tree_util.keystr(path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(state[1:]))
     }
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint to resume from, and the logs; ``fault`` says what is wrong with a newer one."""
+
+    path: Path  # of the run
+    checkpoint: Checkpoint
+    pointer: Pointer
+    logs: dict[str, Log]
+    fault: str = ""
+
+    def settle(self, say: Say) -> tuple[LogRows, LogRows]:
+        """Cut the logs back to the checkpoint: later rounds are run again, to the same bits.
+
+        Args:
+            say: Called with a sentence if the newest checkpoint cannot be used.
+
+        Returns:
+            What is left of the rounds and of the evaluations.
+        """
+        if self.fault:
+            say(
+                f"{self.fault}. Resuming from the checkpoint before it, of round"
+                f" {self.pointer.round}; later rounds are run again."
+            )
+            _put_newest_aside(self.path / FOLDER, self.pointer)
+        rounds, evals = (
+            logs.cut_after(self.path / name, self.logs[name], self.pointer.round)
+            for name in (ROUNDS, EVALS)
+        )
+        return rounds, evals
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run has written a checkpoint."""
+    return any((path / FOLDER / name).exists() for name in (NEWEST, PREVIOUS))
+
+
+def find(path: Path, template: Any, last_round: int) -> FoundCheckpoint:
+    """Find the checkpoint to resume from, without touching anything.
+
+    Args:
+        path: The run's folder.
+        template: A state of the run, whose form the checkpoint's must have.
+        last_round: The run's number of rounds.
+
+    Returns:
+        The newest checkpoint that is whole.
+
+    Raises:
+        FedMomError: A log has a bad line, or no checkpoint can be used.
+    """
+    read = {name: logs.read(path / name) for name in (ROUNDS, EVALS)}
+    for name, log in read.items():
+        logs.check_order(path / name, log)
+    faults: list[str] = []
+    for name in (NEWEST, PREVIOUS):
+        file = path / FOLDER / name
+        try:
+            pointer = read_pointer(file)
+            _check_place(path, file, pointer, read, last_round)
+            checkpoint = load(file.parent, pointer, template)
+            return FoundCheckpoint(path, checkpoint, pointer, read, "; ".join(faults))
+        except FileNotFoundError:
+            if name == NEWEST:
+                faults.append(f"{file} is missing")
+        except FedMomError as error:
+            faults.append(str(error))
+    raise FedMomError(
+        f"{'; '.join(faults)}. Restore the file from a copy, or start again in another folder:"
+        f" fedmom run --config {path / 'config.toml'}"
+    )
+
+
+def _check_place(
+    path: Path, file: Path, pointer: Pointer, read: dict[str, Log], last_round: int
+) -> None:
+    """Refuse a round that the run does not have, or that its logs do not reach."""
+    if pointer.round > last_round:
+        raise FedMomError(
+            f"{file} is of round {pointer.round}, but config.toml has rounds = {last_round}"
+        )
+    needed = {ROUNDS: pointer.round, **(pointer.lines or {})}
+    for name, lines in needed.items():
+        if name in read and len(read[name].rows) < lines:
+            raise FedMomError(
+                f"{path / name} has {len(read[name].rows)} whole lines, fewer than the {lines} of"
+                f" its checkpoint of round {pointer.round}"
+            )
+
+
+def _put_newest_aside(folder: Path, used: Pointer) -> None:
+    """Let ``checkpoint.json`` point to what is used; keep what it was, and its tensors."""
+    for old in folder.glob("*.safetensors"):
+        if old.name != used.tensors:
+            old.rename(_free(old))
+    if (folder / NEWEST).exists():
+        write_atomic(_free(folder / NEWEST), (folder / NEWEST).read_bytes())
+    write_atomic(folder / NEWEST, used.json())
+
+
+def _free(path: Path) -> Path:
+    """Return an unused name next to a file."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    return aside

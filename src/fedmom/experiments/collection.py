@@ -16,9 +16,9 @@ from fedmom import runtimes
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, write_atomic
 from fedmom.experiments.build import Experiment, Loaded, prepare
-from fedmom.experiments.events import Event, Observer
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Event, Observer
 from fedmom.experiments.results import LISTS, Result, read_names
 from fedmom.experiments.settings import RunConfig
 
@@ -164,8 +164,7 @@ def side_by_side(
 
     def run(path: Path, experiment: Experiment) -> Result:
         told: list[Observer] = [*observers, partial(_stop_if, stop)]
-        share = shares[path].options
-        return execute(RunFolder.open(path), experiment, told, **share, **how)
+        return execute(RunFolder.open(path), experiment, told, **shares[path].options, **how)
 
     at_once = max((share.runs for share in shares.values()), default=1)
     with ThreadPoolExecutor(at_once, thread_name_prefix="run") as pool:

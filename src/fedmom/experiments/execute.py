@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+from fedmom.core.files import locked
 from fedmom.core.identity import label
 from fedmom.core.types import Say
-from fedmom.experiments import logs, provenance, recovery
+from fedmom.experiments import checkpoints, logs, provenance
 from fedmom.experiments.build import Experiment
-from fedmom.experiments.checkpoints import Checkpoint
-from fedmom.experiments.events import Event, Observer
+from fedmom.experiments.checkpoints import Checkpoint, Tensors
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
-from fedmom.experiments.recovery import FoundCheckpoint
+from fedmom.experiments.observers import Event, Observer, TensorBoard
 from fedmom.experiments.results import Result
-from fedmom.experiments.tensorboard import TensorBoard
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
@@ -29,14 +28,12 @@ ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
 
 def warn(text: str) -> None:
     """Say something to a program: as a warning, at the line of the user's that called us."""
-    level = 1
-    while (frame := sys._getframe(level)).f_back and _is_ours(frame.f_globals):
+    level, ours = 1, ("fedmom", "contextlib")
+    while (frame := sys._getframe(level)).f_back:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ours:
+            break
         level += 1
     warnings.warn(text, stacklevel=level + 1)
-
-
-def _is_ours(names: Mapping[str, Any]) -> bool:
-    return str(names.get("__name__")).partition(".")[0] in ("fedmom", "contextlib")
 
 
 def execute(
@@ -71,9 +68,10 @@ def execute(
         stack.callback(clients.close)
         if experiment.config.tensorboard:
             observers = [stack.enter_context(TensorBoard(folder.path)), *observers]
-        stack.enter_context(folder.locked())
+        stack.enter_context(locked(folder.path))
         execution = _Execution(folder, experiment, observers, clients)
-        return execution.run(execution.begin(say, accept_changes=accept_changes))
+        execution.begin(say, accept_changes=accept_changes)
+        return execution.run()
 
 
 class _Execution:
@@ -96,9 +94,9 @@ class _Execution:
         self._done = experiment.start()
         self._settled = True  # whether the state and the runtime are those of one round
 
-    def run(self, done: State) -> Result:
-        """Run from a state to the end."""
-        self._done, stop, ended_by = done, ("", ""), None
+    def run(self) -> Result:
+        """Run to the end."""
+        stop, ended_by = ("", ""), None
         try:
             stop = ("stopped", self._play())
         except (DivergedError, BadReplyError) as error:
@@ -136,27 +134,28 @@ class _Execution:
                 return why
         return ""
 
-    def begin(self, say: Say, *, accept_changes: bool) -> State:
-        """Return the state to start from: the checkpoint's, or a new one, evaluated and saved.
+    def begin(self, say: Say, *, accept_changes: bool) -> None:
+        """Take the state to start from: the checkpoint's, or a new one, evaluated and saved.
 
         Whatever may refuse it comes first. Until then, nothing in the folder is touched.
         """
         path, data, fresh = self._folder.path, self._experiment.data, self._done
-        if not recovery.has_checkpoint(path):
+        if not checkpoints.has_checkpoint(path):
             provenance.record(path, self._config, data)
-            return self._begin_anew(fresh, say)
+            self._folder.begin_anew(say)
+            evals = self._evaluate(fresh)
+            self._save(fresh)
+            self._tell(fresh, evals=evals)
+            return
         changes = provenance.check(path, self._config, data, accept=accept_changes)
-        found = recovery.find(path, fresh, self._config.rounds)
-        assert found is not None
-        self._restore_runtime(found)
+        found = checkpoints.find(path, fresh, self._config.rounds)
+        self._restore_runtime(*found.checkpoint)
         self._rounds, self._evals = self._folder.cut_back(found, say)
-        done = found.checkpoint.state
+        self._done = found.checkpoint.state
         if changes:
-            provenance.accept(path, done.round, changes, self._config, data)
-        self._folder.forget_stop()
-        self._saved = done.round
-        self._tell(done)  # a reason to stop does not count yet: a run has one round at least
-        return done
+            provenance.accept(path, self._done.round, changes, self._config, data)
+        self._saved = self._done.round
+        self._tell(self._done)  # a reason to stop does not count yet: one round is run at least
 
     def _tell(
         self, state: State, record: Record | None = None, evals: Sequence[Mapping[str, Any]] = ()
@@ -170,18 +169,12 @@ class _Execution:
             lambda: model_of(self._experiment.workload, state),
         )
         told = [(observer, observer(event)) for observer in self._observers]
-        return next((_reason(observer, answer) for observer, answer in told if answer), "")
+        for observer, why in told:
+            if why:
+                return why if isinstance(why, str) else f"{label(observer)} ended the run."
+        return ""
 
-    def _begin_anew(self, fresh: State, say: Say) -> State:
-        self._folder.begin_anew(say)
-        self._folder.forget_stop()
-        evals = self._evaluate(fresh)
-        self._save(fresh)
-        self._tell(fresh, evals=evals)
-        return fresh
-
-    def _restore_runtime(self, found: FoundCheckpoint) -> None:
-        state, tensors = found.checkpoint
+    def _restore_runtime(self, state: State, tensors: Tensors) -> None:
         try:
             self._runtime.restore(Snapshot(tensors), broadcast_of(self._experiment.workload, state))
         except (LookupError, TypeError, ValueError) as error:
@@ -217,7 +210,3 @@ class _Execution:
         if state.round != self._saved:
             self._folder.save(Checkpoint(state, self._runtime.snapshot().tensors))
             self._saved = state.round
-
-
-def _reason(observer: Observer, answer: str | bool) -> str:
-    return answer if isinstance(answer, str) else f"{label(observer)} ended the run."

@@ -5,17 +5,15 @@ import importlib.metadata
 import json
 import platform
 from bisect import bisect_right
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import locked, parse_json, sync, write_atomic
+from fedmom.core.files import parse_json, sync, write_atomic
 from fedmom.core.types import Say
-from fedmom.experiments import checkpoints, logs, provenance, recovery, settings
-from fedmom.experiments.checkpoints import Checkpoint
+from fedmom.experiments import checkpoints, logs, provenance, settings
+from fedmom.experiments.checkpoints import FOLDER, NEWEST, Checkpoint, FoundCheckpoint
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
-from fedmom.experiments.recovery import FoundCheckpoint
 from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
@@ -100,13 +98,13 @@ class RunFolder:
         # Not the lines there are: a run may be stopped between a round's line and its end.
         done, evaluated = checkpoint.state.round, self._evaluated
         lines = None if evaluated is None else {ROUNDS: done, EVALS: bisect_right(evaluated, done)}
-        checkpoints.save(self.path / recovery.FOLDER, checkpoint, lines)
+        checkpoints.save(self.path / FOLDER, checkpoint, lines)
 
     def restore(self, template: Any) -> Checkpoint | None:
         """Return the newest checkpoint, its state in the form of ``template``; None without one."""
-        folder = self.path / recovery.FOLDER
+        folder = self.path / FOLDER
         try:
-            pointer = checkpoints.read_pointer(folder / checkpoints.NEWEST)
+            pointer = checkpoints.read_pointer(folder / NEWEST)
             return checkpoints.load(folder, pointer, template)
         except FileNotFoundError:
             return None
@@ -115,10 +113,9 @@ class RunFolder:
 
     def saved_round(self) -> int | None:
         """Return the round of the newest checkpoint; None without one that is to be trusted."""
-        try:
-            return checkpoints.read_pointer(self.path / recovery.FOLDER / checkpoints.NEWEST).round
-        except (FileNotFoundError, FedMomError):
-            return None
+        with contextlib.suppress(FileNotFoundError, FedMomError):
+            return checkpoints.read_pointer(self.path / FOLDER / NEWEST).round
+        return None
 
     def begin_anew(self, say: Say) -> None:
         """Empty the logs of a run without a checkpoint; a copy of them is kept."""
@@ -129,11 +126,13 @@ class RunFolder:
                 f" {ROUNDS}{logs.CUT}."
             )
         self._evaluated = []
+        self.forget_stop()
 
     def cut_back(self, found: FoundCheckpoint, say: Say) -> tuple[LogRows, LogRows]:
         """Cut the logs back to a checkpoint; return what is left of rounds and evaluations."""
         rounds, evals = found.settle(say)
         self._evaluated = [row["round"] for row in evals]
+        self.forget_stop()
         return rounds, evals
 
     def note_stop(self, kind: str, why: str) -> None:
@@ -161,12 +160,6 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second process out of the folder. The lock ends with the process."""
-        with locked(self.path):
-            yield
 
 
 def versions() -> dict[str, Any]:

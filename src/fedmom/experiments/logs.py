@@ -32,10 +32,6 @@ class Log(NamedTuple):
     lines: list[bytes]
     torn: bytes
 
-    def up_to(self, round_: int) -> int:
-        """Return the number of lines up to a round."""
-        return sum(row["round"] <= round_ for row in self.rows)
-
 
 def read(path: Path) -> Log:
     """Read a log; one that is not there is empty.
@@ -66,20 +62,20 @@ def read(path: Path) -> Log:
     return Log(rows, lines, b"")
 
 
-def cut(path: Path, log: Log, keep: int) -> LogRows:
-    """Shorten a log to its first lines; what is cut is first added to a file next to it.
+def cut_after(path: Path, log: Log, round_: int) -> LogRows:
+    """Shorten a log to its lines up to a round; what is cut is first added to a file next to it.
 
     Args:
         path: The log's file.
         log: What was read from it.
-        keep: How many lines stay.
+        round_: The last round that stays.
 
     Returns:
         The rows of the lines that stay.
     """
+    keep = sum(row["round"] <= round_ for row in log.rows)
     rest = b"".join(log.lines[keep:]) + log.torn
-    if rest:
-        append_synced(path.with_name(path.name + CUT), rest.removesuffix(b"\n") + b"\n")
+    _keep_what_is_cut(path, rest)
     content = b"".join(log.lines[:keep])
     if rest or not path.exists() or path.stat().st_size != len(content):
         write_atomic(path, content)
@@ -89,10 +85,14 @@ def cut(path: Path, log: Log, keep: int) -> LogRows:
 def put_aside(path: Path) -> bool:
     """Empty a log; return whether it held anything, which is first added to the file next to it."""
     content = path.read_bytes() if path.exists() else b""
-    if content:
-        append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
+    _keep_what_is_cut(path, content)
     write_atomic(path, b"")
     return bool(content)
+
+
+def _keep_what_is_cut(path: Path, content: bytes) -> None:
+    if content:
+        append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
 
 
 def check_order(path: Path, log: Log) -> None:

@@ -26,8 +26,6 @@ from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 
-Adopt = Callable[[Any], str]
-
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with a name for every object in them.
@@ -45,7 +43,7 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
         (5, 'optax')
     """
     return {
-        kebab(name): _ADOPT[name](value) if _is_foreign(name, value) else value
+        kebab(name): _NAMING[name][0](value) if _is_foreign(name, value) else value
         for name, value in ((key.replace("-", "_"), value) for key, value in settings.items())
         if value is not None
     }
@@ -56,7 +54,7 @@ def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]
     return {
         name: value
         for name, value in settings.items()
-        if name in _ADOPT
+        if name in _NAMING
         and name not in given
         and isinstance(value, str)
         and any(is_object(part) and not _is_known(name, part) for part in value.split("+"))
@@ -64,11 +62,11 @@ def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]
 
 
 def _is_known(name: str, part: str) -> bool:
-    return any(part.partition(":")[0] in table for table in _TABLES[name])
+    return any(part.partition(":")[0] in table for table in _NAMING[name][1])
 
 
 def _is_foreign(name: str, value: Any) -> bool:
-    return name in _ADOPT and not isinstance(value, str | int | float)
+    return name in _NAMING and not isinstance(value, str | int | float)
 
 
 def _function(table: Registry, value: Any) -> str:
@@ -108,10 +106,9 @@ def _model(value: Any) -> str:
 
     if inspect.isroutine(value):
         return _function(MODELS, value)
-    if isinstance(value, Model):
-        return MODELS.adopt("model", fingerprint(value), lambda _features: value)
-    # A net of flax, equinox or haiku: it becomes a model once the data is known.
-    return MODELS.adopt(label(value), fingerprint(value), lambda _features: value)
+    # A net of flax, equinox or haiku becomes a model once the data is known.
+    name = "model" if isinstance(value, Model) else label(value)
+    return MODELS.adopt(name, fingerprint(value), lambda _features: value)
 
 
 def _algorithm(value: Any) -> str:
@@ -167,26 +164,15 @@ def _aggregate(value: Any) -> str:
     raise FedMomError(f"aggregate is a {type(value).__name__}. Give stages and a rule.")
 
 
-_RATES = ("lr", "server_lr", "local_steps", "local_epochs")
-_TABLES: dict[str, tuple[Registry, ...]] = {
-    "data": (DATASETS,),
-    "model": (MODELS,),
-    "algorithm": (ALGORITHMS,),
-    "solver": (SOLVERS,),
-    "aggregate": (RULES, STAGES),
-    "sampler": (SAMPLERS,),
-    "pace": (PACES,),
-    "runtime": (RUNTIMES,),
-    **dict.fromkeys(_RATES, (SCHEDULES,)),
-}
-_ADOPT: dict[str, Adopt] = {
-    "data": _data,
-    "model": _model,
-    "algorithm": _algorithm,
-    "solver": functools.partial(_function, SOLVERS),
-    "aggregate": _aggregate,
-    "sampler": functools.partial(_function, SAMPLERS),
-    "pace": functools.partial(_function, PACES),
-    "runtime": functools.partial(_function, RUNTIMES),
-    **dict.fromkeys(_RATES, _schedule),
+# How an object becomes the name of a setting, and the tables that the name may be in.
+_NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
+    "data": (_data, (DATASETS,)),
+    "model": (_model, (MODELS,)),
+    "algorithm": (_algorithm, (ALGORITHMS,)),
+    "aggregate": (_aggregate, (RULES, STAGES)),
+    **{
+        table.what: (functools.partial(_function, table), (table,))
+        for table in (SOLVERS, SAMPLERS, PACES, RUNTIMES)
+    },
+    **dict.fromkeys(("lr", "server_lr", "local_steps", "local_epochs"), (_schedule, (SCHEDULES,))),
 }

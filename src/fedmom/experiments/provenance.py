@@ -27,8 +27,8 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
 
 
-def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
-    """Return what has changed since the run was started, a clause for each.
+def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
+    """Refuse to resume if something has changed since the start, unless that is accepted.
 
     Folders of earlier versions have no record, so nothing is reported.
 
@@ -36,7 +36,21 @@ def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
         path: The run's folder.
         config: The settings as they are now.
         data: The data as it is now.
+        accept: Whether changes are accepted.
+
+    Returns:
+        What has changed, a clause for each.
     """
+    found = _changes(path, config, data)
+    if found and not accept:
+        raise FedMomError(
+            f"{path} was started with other values: {'; '.join(found)}. Change them back, or accept"
+            f" them: fedmom resume --accept-changes {path}"
+        )
+    return found
+
+
+def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     try:
         found = parse_json((path / STARTED).read_bytes())
         before, data_before = dict(found["settings"]), dict(found["data"])
@@ -49,32 +63,10 @@ def changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     data_now = facts(data)
     if data_before == data_now:  # wherever it lies by now
         before.pop("data", None)
-    content = [
-        _changed(f"{key} of the data", data_before.get(key), value)
-        for key, value in data_now.items()
-        if data_before.get(key) != value
-    ]
-    settings = [
-        _changed(kebab(key), before[key], value)
-        for key, value in _settings(config).items()
-        if key in before and before[key] != value
-    ]
-    return settings + content
-
-
-def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
-    """Refuse to resume if something has changed, unless that is accepted.
-
-    Returns:
-        What has changed.
-    """
-    found = changes(path, config, data)
-    if found and not accept:
-        raise FedMomError(
-            f"{path} was started with other values: {'; '.join(found)}. Change them back, or accept"
-            f" them: fedmom resume --accept-changes {path}"
-        )
-    return found
+    settings = _settings(config)
+    pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
+    pairs += [(f"{key} of the data", data_before.get(key), data_now[key]) for key in data_now]
+    return [f"{name} was {_text(a)} and is {_text(b)}" for name, a, b in pairs if a != b]
 
 
 def accept(
@@ -88,10 +80,6 @@ def accept(
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude=set(FREE))
-
-
-def _changed(name: str, before: Any, now: Any) -> str:
-    return f"{name} was {_text(before)} and is {_text(now)}"
 
 
 def _text(value: Any) -> str:

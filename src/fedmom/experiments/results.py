@@ -216,6 +216,15 @@ def group_by_seed(results: Sequence[Result]) -> list[Group]:
     return [Group(label, runs) for label, runs in zip(labels, groups.values(), strict=True)]
 
 
+def group_by_name(results: Mapping[str, Result]) -> list[Group]:
+    """Return the runs of a sweep by name, seeds taken together."""
+    together: dict[str, list[Result]] = {}
+    for name, run in results.items():
+        parts = (part for part in name.split("_") if part != f"seed{run.config.seed}")
+        together.setdefault("_".join(parts) or "run", []).append(run)
+    return [Group(label, runs) for label, runs in together.items()]
+
+
 def as_groups(results: Mapping[str, Result]) -> list[Group]:
     """Return runs by label, or seeds taken together if there are any; early stops are marked."""
     groups = group_by_seed(list(results.values()))
@@ -274,12 +283,6 @@ def read_names(file: Path) -> list[str]:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError:
         names = None
-    check_names(file, names)
-    return list(names)
-
-
-def check_names(file: Path, names: Any) -> None:
-    """Refuse anything but a list of different names of folders below this one."""
     plain = isinstance(names, list) and all(
         isinstance(name, str) and name not in ("", "..") and Path(name).name == name
         for name in names
@@ -289,6 +292,7 @@ def check_names(file: Path, names: Any) -> None:
             f"{file} is damaged: it must hold a list of the names of its runs' folders. Write it"
             ' again, such as ["fedavg", "fedmom"].'
         )
+    return list(names)
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -328,11 +332,8 @@ def _labels(groups: Sequence[Mapping[str, str]]) -> list[str]:
         ]
         if len(set(labels)) == len(labels):
             break
-    times: Counter[str] = Counter()
-    for place, label in enumerate(labels):
-        times[label] += 1
-        labels[place] = label if times[label] == 1 else f"{label} ({times[label]})"
-    return labels
+    times = [labels[:place].count(label) + 1 for place, label in enumerate(labels)]
+    return [f"{x} ({n})" if n > 1 else x for x, n in zip(labels, times, strict=True)]
 
 
 def _said(name: str, value: str | None) -> str:

@@ -25,6 +25,8 @@ LARGEST = 2**20  # bytes of a file of settings
 
 def _number_or_schedule(value: Any) -> Any:
     """Accept a number greater than 0, or a schedule such as exponential:start=1,rate=0.99."""
+    if value is None:
+        return None
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -41,7 +43,7 @@ def _number_or_schedule(value: Any) -> Any:
 
 
 def _rate_or_auto(value: Any) -> Any:
-    if value in (None, AUTO):
+    if value == AUTO:
         return value
     rate = _number_or_schedule(value)
     if isinstance(rate, float) and not LEAST_FLOAT <= rate <= MOST_FLOAT:  # 0 or inf in programs
@@ -52,14 +54,10 @@ def _rate_or_auto(value: Any) -> Any:
 
 
 def _whole_or_schedule(value: Any) -> Any:
-    value = value if value is None else _number_or_schedule(value)
+    value = _number_or_schedule(value)
     if isinstance(value, float) and not (value == int(value) and value <= MOST):
         raise FedMomError(f"must be a whole number from 1 to {MOST}, or a schedule over rounds")
     return int(value) if isinstance(value, float) else value
-
-
-def _optional_number_or_schedule(value: Any) -> Any:
-    return value if value is None else _number_or_schedule(value)
 
 
 def _count_or_all(value: Any) -> Any:
@@ -76,14 +74,14 @@ def _count_or_all(value: Any) -> Any:
 
 def _known(table: Registry) -> BeforeValidator:
     def check(value: Any) -> Any:
-        if not is_object(str(value)):  # of another process: its run can be read, not gone on with
+        if not is_object(str(value)):  # of another process: its run can be read, not resumed
             table.check(str(value))
         return value
 
     return BeforeValidator(check)
 
 
-OptionalRate = Annotated[float | str | None, BeforeValidator(_optional_number_or_schedule)]
+OptionalRate = Annotated[float | str | None, BeforeValidator(_number_or_schedule)]
 OptionalCount = Annotated[int | str | None, BeforeValidator(_whole_or_schedule)]
 RateOrAuto = Annotated[float | str, BeforeValidator(_rate_or_auto)]
 CountOrAll = Annotated[int | str, BeforeValidator(_count_or_all)]

@@ -20,9 +20,9 @@ from fedmom.core.registry import options
 from fedmom.core.types import Say
 from fedmom.experiments import settings
 from fedmom.experiments.build import prepare
-from fedmom.experiments.events import Event
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.observers import Event
 from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.flower import launch

@@ -4,10 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedmom.experiments import paired_tests
-from fedmom.experiments.paired_tests import Family, Pair
+from fedmom.experiments import seed_statistics
 from fedmom.experiments.results import Group
-from fedmom.experiments.seed_statistics import FEWEST, LEVEL, MARGIN, PERCENT, Finding
+from fedmom.experiments.seed_statistics import (
+    FEWEST,
+    LEVEL,
+    MARGIN,
+    PERCENT,
+    Family,
+    Finding,
+    Pair,
+)
 from fedmom.reports.charts import Grid
 from fedmom.reports.result_tables import NONE
 
@@ -21,11 +28,11 @@ ONE_SEED = "One seed is not evidence: use --seeds 10 for confidence intervals."
 
 def families(groups: Sequence[Group]) -> list[Family]:
     """Return the comparisons of test metric and training loss; none if there are no seeds."""
-    if not paired_tests.comparable(groups):
+    if not seed_statistics.comparable(groups):
         return []
     return [
-        paired_tests.family(groups, measure)
-        for measure in (paired_tests.ranking_measure(groups), paired_tests.LOSS)
+        seed_statistics.family(groups, measure)
+        for measure in (seed_statistics.ranking_measure(groups), seed_statistics.LOSS)
     ]
 
 
@@ -117,7 +124,7 @@ def p_text(p: float | None) -> str:
 
 
 def _note(family: Family) -> str:
-    if family.measure == paired_tests.LOSS:
+    if family.measure == seed_statistics.LOSS:
         return "As above; lower is better."
     first = "the run" if family.best is not None else "the first of the pair"
     holm = (

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmom.core.files import write_atomic
-from fedmom.experiments import paired_tests
-from fedmom.experiments.paired_tests import Pair
+from fedmom.experiments import seed_statistics
 from fedmom.experiments.results import (
     SWEEP_LIST,
     Group,
     RankedBy,
     Result,
     common_settings,
+    group_by_name,
     ranked_by,
 )
-from fedmom.experiments.seed_statistics import Interval, interval
+from fedmom.experiments.seed_statistics import Interval, Pair, interval
 from fedmom.reports import differences, run_page
 from fedmom.reports.charts import Chart, Figure, Grid, Heat
 from fedmom.reports.html import Section, Words
@@ -106,7 +106,7 @@ class _Rank:
 def ranking(groups: Sequence[Group]) -> Grid:
     """Return the table of a sweep, best first."""
     ranks = _ranked(groups)
-    seeds, stopped = paired_tests.comparable(groups), any(rank.stopped for rank in ranks)
+    seeds, stopped = seed_statistics.comparable(groups), any(rank.stopped for rank in ranks)
     metric = ranked_by(groups).metric
     columns = [
         *("runs", "seeds", "train loss", f"test {metric}"),
@@ -129,10 +129,10 @@ def write_ranking(path: Path, groups: Sequence[Group]) -> Path:
 def _ranked(groups: Sequence[Group]) -> list[_Rank]:
     by = ranked_by(groups)
     ranks = sorted((_Rank(group, by) for group in groups), key=_Rank.order)
-    if not paired_tests.same_data(groups):
+    if not seed_statistics.same_data(groups):
         return ranks
-    measure = paired_tests.ranking_measure(groups)
-    family = paired_tests.family([rank.group for rank in ranks], measure, best=0)
+    measure = seed_statistics.ranking_measure(groups)
+    family = seed_statistics.family([rank.group for rank in ranks], measure, best=0)
     return [replace(r, pair=p) for r, p in zip(ranks, [None, *family.pairs], strict=True)]
 
 
@@ -144,7 +144,7 @@ def _bounds(found: Interval) -> tuple[float | None, float | None, float | None]:
 
 def _note(groups: Sequence[Group]) -> str:
     over_seeds = over_seeds_note(groups)
-    if len(groups) == 1 or not paired_tests.same_data(groups):
+    if len(groups) == 1 or not seed_statistics.same_data(groups):
         return over_seeds
     if not over_seeds:
         return f"One seed is not evidence: add --grid 'seed=0 1 2 3 4'. {CHOSEN}"
@@ -184,9 +184,7 @@ def of_folders(
         goal: As for ``overview``.
     """
     if len(folders) == 1 and (folders[0] / SWEEP_LIST).exists():
-        from fedmom.experiments import sweep  # loads JAX, which other reports need not
-
-        return overview(sweep.groups({run.path.name: run for run in found}), goal)
+        return overview(group_by_name({run.path.name: run for run in found}), goal)
     return run_page.overview(found, goal)
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from fedmom.experiments.paired_tests import Pair
 from fedmom.experiments.results import Result
-from fedmom.experiments.seed_statistics import MARGIN, Finding, difference, holm, interval
+from fedmom.experiments.seed_statistics import MARGIN, Finding, Pair, difference, holm, interval
 from fedmom.reproduction.plan import NAMES
 
 LAST = 5  # evaluations that a final value is the mean of: one alone is noisy

@@ -153,9 +153,9 @@ class Scale:
             **variant.settings(round(self.rounds * share), self.eval_every, lr),
             **({} if epochs is None else {"local-epochs": epochs}),
         }
-        from fedmom.experiments import build  # loads JAX, which `fedmom paper --help` need not
+        from fedmom.experiments import defaults  # loads JAX, which `fedmom paper --help` need not
 
-        return settings.parse(build.fitting({k: v for k, v in values.items() if v is not None}))
+        return settings.parse(defaults.fitting({k: v for k, v in values.items() if v is not None}))
 
     def search(
         self, task: PaperTask, algorithm: str, choose: Choose, variant: Variant = PAPER

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
+from fedmom.cli.output import FOLDER
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import settings
 from fedmom.experiments.settings import RunConfig, kebab
 
 Command = Callable[..., Any]
-FOLDER = click.Path(path_type=Path)
 
 
 def setting_option(name: str, default: Any = None) -> Callable[[Command], Command]:

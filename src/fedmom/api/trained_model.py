@@ -1,0 +1,287 @@
+"""A trained model: its outputs, predictions and text; and its files for others, maybe as ONNX."""
+
+import contextlib
+import functools
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import write_atomic
+from fedmom.core.fusion import plain_calls
+from fedmom.core.types import Params
+from fedmom.data.batches import place, read_at
+from fedmom.data.federated import FederatedData
+from fedmom.data.sources.shakespeare import SYMBOLS
+from fedmom.models.base import Model
+
+if TYPE_CHECKING:
+    from fedmom.api.runs import Run
+
+AT_ONCE = 256  # inputs in a call
+TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
+
+
+def outputs(run: "Run", x: Any) -> NDArray[Any]:
+    """Return a model's outputs for inputs, one per row; strings for a model of text."""
+    rows = _rows(x, run.experiment.data)
+    apply = _applied(run.experiment.model)
+    parts = []
+    for first in range(0, len(rows), AT_ONCE):
+        part = rows[first : first + AT_ONCE]
+        padded = np.pad(part, [(0, AT_ONCE - len(part)), *[(0, 0)] * (part.ndim - 1)], mode="edge")
+        parts.append(np.asarray(apply(run.params, padded))[: len(part)])
+    return np.concatenate(parts)
+
+
+def predicted(data: FederatedData, found: NDArray[Any]) -> NDArray[Any]:
+    """Return what a model's outputs mean, in the labels that the data has.
+
+    Returns:
+        Classes, by name where the data names them; a regression's numbers; True for every label
+        that applies.
+    """
+    task = data.features.task
+    if task == "regression":
+        return found
+    if task == "multilabel":
+        applies: NDArray[Any] = found > 0
+        return applies
+    return labelled(data, np.argmax(found, axis=-1))
+
+
+def labelled(data: FederatedData, classes: NDArray[Any]) -> NDArray[Any]:
+    """Return classes by their names, where the data names them."""
+    names = _symbols(data) if data.features.kind == "text" else data.class_names
+    return classes if names is None else np.array(list(names))[classes]
+
+
+class Predictions(NamedTuple):
+    """Predictions for some samples, their labels, and whose samples they are."""
+
+    clients: NDArray[np.str_]
+    split: str
+    labels: NDArray[Any]
+    predicted: NDArray[Any]
+
+
+def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterator[Predictions]:
+    """Predict the samples of the ``splits`` of a dataset, in the order of its clients."""
+    wanted, given = run.experiment.data.features, data.features
+    if (given.kind, given.shape) != (wanted.kind, wanted.shape):
+        raise FedMomError(
+            f"{data.name} has {given.kind} inputs of shape {given.shape}, but the model was trained"
+            f" on {wanted.kind} inputs of shape {wanted.shape}."
+        )
+    arrays = place(data.arrays)
+    for split in splits:
+        users = data.users if split == "train" else data.test_users or data.users
+        start, size = data.split(split)
+        owners = np.repeat(np.array(users), size)
+        # Clients share calls: a call for each would be mostly empty, or compiled for its size.
+        ends = np.cumsum(size)
+        positions = np.arange(len(owners)) + np.repeat(start - ends + size, size)
+        for first in range(0, len(owners), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            x, y = read_at(given, arrays, positions[part])
+            labels = labelled(data, y) if given.task in ("classes", "sequence") else y
+            found = predicted(run.experiment.data, outputs(run, x))
+            yield Predictions(owners[part], split, labels, found)
+
+
+def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -> str:
+    """Return a prompt and ``length`` characters that a character model has added to it."""
+    experiment, params = run.experiment, run.params
+    features = experiment.data.features
+    if features.kind != "text":
+        raise FedMomError(
+            f"{experiment.config.model} does not write text: its data is {features.kind}."
+        )
+    if not 0 <= temperature < np.inf:
+        raise FedMomError(f"temperature {temperature} is not a number from 0 on. Take 0.5, say.")
+    (window,) = features.shape
+    apply, rng = _applied(experiment.model), np.random.default_rng(seed)
+    symbols = _symbols(experiment.data)
+    codes = _encoded(prompt or symbols[0], symbols)
+    codes = np.concatenate([np.zeros(max(0, window - len(codes)), codes.dtype), codes])
+    written = []
+    for _ in range(length):
+        logits = np.asarray(apply(params, codes[None, -window:].astype(np.int32)))[0]
+        code = _drawn(logits.astype(np.float64), temperature, rng)
+        codes = np.append(codes[1:], np.array(code, codes.dtype))
+        written.append(symbols[code])
+    return prompt + "".join(written)
+
+
+def _drawn(logits: NDArray[np.float64], temperature: float, rng: np.random.Generator) -> int:
+    if temperature == 0:
+        return int(np.argmax(logits))
+    # The Gumbel trick: the largest of logits plus noise is a draw from their softmax.
+    return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))
+
+
+def _rows(x: Any, data: FederatedData) -> NDArray[Any]:
+    """Return inputs as an array that the model takes."""
+    features = data.features
+    if features.kind == "text" and not isinstance(x, np.ndarray):
+        return np.stack([_window(text, _symbols(data), features.shape[0]) for text in x])
+    rows = np.asarray(x)
+    if rows.ndim == 0 or rows.shape[1:] != features.shape or not len(rows):
+        wanted = ", ".join(map(str, features.shape))
+        raise FedMomError(
+            f"The inputs have the shape {rows.shape}. Give one input per row: (inputs, {wanted})."
+        )
+    if rows.dtype == np.uint8 and features.kind == "image":  # as in training
+        return rows.astype(np.float32) / 255
+    return rows.astype(np.float32) if rows.dtype.kind == "f" else rows
+
+
+def _window(text: str, symbols: Sequence[str], length: int) -> NDArray[Any]:
+    """Return the last characters of a text as numbers; a short one is filled up in front."""
+    codes = _encoded(text[-length:], symbols)
+    return np.pad(codes, (length - len(codes), 0))
+
+
+def _symbols(data: FederatedData) -> Sequence[str]:
+    """Return the characters of a text dataset; by default LEAF's."""
+    return data.class_names or SYMBOLS
+
+
+def _encoded(text: str, symbols: Sequence[str]) -> NDArray[np.int32]:
+    places = {symbol: place for place, symbol in enumerate(symbols)}
+    strange = [c for c in text if c not in places]
+    if strange:
+        raise FedMomError(
+            f"{strange[0]!r} is none of the {len(symbols)} characters that the model was trained"
+            f" on: {''.join(symbols)!r}."
+        )
+    return np.array([places[c] for c in text], np.int32)
+
+
+@functools.lru_cache(maxsize=8)
+def _applied(model: Model) -> Any:
+    return jax.jit(lambda params, x: model.apply(params, x, None))
+
+
+def write_files(run: "Run", folder: Path, onnx_batch: int | None = None) -> None:
+    """Write a run's model, a model card and its settings into a new folder."""
+    from safetensors.numpy import save
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedMomError(f"{folder} is not an empty folder. Choose another --out.")
+    tensors = named_tensors(run.params)
+    onnx = {} if onnx_batch is None else {ONNX: onnx_bytes(run, onnx_batch)}
+    files = {
+        TENSORS: save(tensors, {"format": "fedmom", "model": run.result.config.model}),
+        **onnx,
+        CARD: card(run, tensors).encode(),
+        SETTINGS: run.result.config.toml().encode(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name, content in files.items():
+            write_atomic(folder / name, content)
+    except BaseException:  # a full disk, Ctrl-C: the same folder can be given again
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
+    """Return a model's parameters by their place in the tree.
+
+    Examples:
+        >>> sorted(named_tensors([{"w": np.ones(2), "b": np.zeros(1)}]))
+        ['0/b', '0/w']
+    """
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/") or "params": np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return the model card, in Markdown."""
+    data, result = run.experiment.data, run.result
+    size = sum(tensor.size for tensor in tensors.values())
+    facts = {
+        "data": f"{data.name}: {data.clients:,} clients, {int(data.train.size.sum()):,} training"
+        f" and {int(data.test.size.sum()):,} test samples",
+        "model": f"{result.config.model}, {size:,} parameters",
+        "algorithm": result.config.algorithm,
+        "rounds": f"{result.done:,} of {result.config.rounds:,}, {result.status}",
+        "differential privacy": "none",
+    }
+    sections = [
+        f"# {result.config.model} on {data.name}",
+        "Trained by federated learning with FedMom.",
+        _table(("", ""), list(facts.items())),
+        "## Metrics",
+        f"Of the last evaluation, after round {result.done:,}. Means are weighted by samples;"
+        " percentiles are over clients.",
+        _metrics(result.evals),
+        "## Tensors",
+        f"`{TENSORS}` holds the parameters:",
+        _table(("name", "shape"), [(f"`{k}`", str(v.shape)) for k, v in tensors.items()]),
+        "```python\nfrom safetensors.numpy import load_file\n\n"
+        f'params = load_file("{TENSORS}")\n```',
+        "## Settings",
+        f"All are in `{SETTINGS}`.",
+        _table(("setting", "value"), list(result.settings().items())),
+        "## Versions",
+        _table(("package", "version"), list((result.versions or {}).items())),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _metrics(evals: Any) -> str:
+    last = {row["split"]: row for row in evals}
+    names = [key for key in next(iter(last.values()), {}) if key not in ("round", "split")]
+    rows = [(name, *(_number(row.get(name)) for row in last.values())) for name in names]
+    return _table(("metric", *last), rows)
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def onnx_bytes(run: "Run", batch: int) -> bytes:
+    """Return a run's model as ONNX, for inputs of the fixed shape ``(batch, ...)``."""
+    try:
+        with _quiet():
+            from jax2onnx import to_onnx  # type: ignore[import-untyped]
+    except ImportError:
+        raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
+    params, model, features = run.params, run.experiment.model, run.experiment.data.features
+    kind = np.int32 if features.kind == "text" else np.float32
+    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
+    with _quiet(), plain_calls():
+        made: Any = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
+    content: bytes = made.SerializeToString()
+    return content
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep a converter's notes to its developers from the user."""
+    with warnings.catch_warnings(action="ignore"):
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
