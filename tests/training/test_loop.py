@@ -24,6 +24,7 @@ from tests.training.scripted import (
     SIZES,
     UPDATES,
     Scripted,
+    begin,
     block,
     fedavg,
     one_round,
@@ -357,3 +358,9 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt):
             rounds(Scripted(answers), state=first)
         np.testing.assert_array_equal(first.params, before)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_first_parameters_that_are_not_finite_are_the_models_fault(value):
+    with pytest.raises(fedmom.FedMomError, match="first parameters are not finite"):
+        begin(fedavg(), jnp.array([0.0, value, 1.0]))

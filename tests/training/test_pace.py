@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -402,3 +403,10 @@ def test_short_clients_that_run_in_one_call_fill_one_buffer_each():
     runtime = fedmom.LocalRuntime(six(rule=fedmom.mean("uniform")))
     found = fedmom.train(runtime, pace=fedmom.buffered(3, in_flight=6), rounds=5)
     assert [record.replies for _, record in found] == [3] * 5
+
+
+def test_buffered_refuses_the_sampler_that_it_would_bias():
+    """Large clients are at work most, and those at work cannot be drawn."""
+    for sampler in (fedmom.weighted, partial(fedmom.weighted)):
+        with pytest.raises(fedmom.FedMomError, match="buffered cannot draw clients by weighted"):
+            fedmom.buffered(2, sampler, in_flight=4)

@@ -233,8 +233,12 @@ def test_a_users_own_function_is_a_sampler():
     np.testing.assert_allclose(found[0][0].params, -UPDATES[[0, 4]].mean(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("cohort", [[0, 7], [-1, 2], [3, 3]])
+@pytest.mark.parametrize(
+    "cohort",
+    [[0, 7], [-1, 2], [3, 3], [0.5, 1], [[0, 1]], {0, 1}, None, "01", [True, False]],
+    ids=str,
+)
 def test_a_sampler_that_names_nobody_or_twice_is_refused(cohort):
-    pace = fedmom.synchronous(2, lambda *_: np.array(cohort))
+    pace = fedmom.synchronous(2, lambda *_: cohort)
     with pytest.raises(fedmom.FedMomError, match="sampler"):
         one_round(Scripted(), pace=pace)

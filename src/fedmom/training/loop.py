@@ -116,8 +116,14 @@ def start(workload: Workload) -> State:
         >>> start(workload).round
         0
     """
+    first = workload.params()
+    numbers = map(np.asarray, jax.tree.leaves(first))
+    if not all(np.isfinite(x).all() for x in numbers if x.dtype.kind == "f"):
+        raise FedMomError(
+            "The model's first parameters are not finite: its init returned NaN or infinity."
+        )
     # Bound to its device like what comes out of a round, or the second round compiles again.
-    params = jax.device_put(workload.params(), jax.devices()[0])
+    params = jax.device_put(first, jax.devices()[0])
     init = workload.method.first_states
     # Nothing to compile for a server that keeps no numbers, such as FedAvg's.
     if jax.tree.leaves(jax.eval_shape(init, params)):
@@ -264,7 +270,14 @@ class _Rounds:
 
     def draw(self, round_: int) -> NDArray[np.int64]:
         busy = self._admission.busy
-        cohort = np.asarray(self._pace.ask(self._seed, round_, self._samples, busy), np.int64)
+        drawn = self._pace.ask(self._seed, round_, self._samples, busy)
+        cohort = np.asarray(drawn)
+        if cohort.ndim != 1 or (cohort.size and cohort.dtype.kind not in "iu"):
+            raise FedMomError(
+                f"The sampler drew {str(drawn)[:60]} for round {round_ + 1}. A cohort is a list or"
+                " one-dimensional array of client numbers."
+            )
+        cohort = cohort.astype(np.int64)
         names = cohort.tolist()
         known = all(0 <= name < len(self._samples) for name in names)
         if not known or len(set(names)) < len(names):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import MOST
-from fedmom.training.samplers import Cohort, Sampler, in_random_order, uniform
+from fedmom.training.samplers import Cohort, Sampler, in_random_order, uniform, weighted
 
 AGAIN = 2**32  # a round's number, this many later: one that no run reaches
 TRIES = 100
@@ -211,6 +211,12 @@ def buffered(
     if in_flight < _size(size):
         raise FedMomError(
             f"buffered: in_flight={in_flight} must be at least {size}, the clients of a round."
+        )
+    if getattr(sampler, "func", sampler) is weighted:  # with options it is a partial
+        raise FedMomError(
+            "buffered cannot draw clients by weighted: those at work cannot be drawn, and clients"
+            " with many samples are at work most, so they would count less than their share. Use"
+            " the sampler uniform, or another pace."
         )
     return Buffered(sampler, size, in_flight, _checked(timeout))
 
