@@ -39,11 +39,9 @@ def show(data: FederatedData, folder: Path) -> list[Path]:
 
 def _figure(width: float, height: float, title: str) -> "Figure":
     # Imported here: drawing takes a second to load that a run need not wait for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(plain(title), x=0.01, ha="left", fontweight="bold")
     return figure
 
