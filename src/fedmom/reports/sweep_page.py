@@ -55,8 +55,7 @@ class _Rank:
     @property
     def best(self) -> list[float]:
         """Metrics at any evaluation."""
-        runs = self.group.steady
-        return [run.best() for run in runs if run.curve("test", self.by.metric)]
+        return [run.best() for run in self.group.steady if run.curve("test", self.by.metric)]
 
     @property
     def stopped(self) -> int:

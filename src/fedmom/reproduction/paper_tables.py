@@ -217,14 +217,12 @@ def advice(findings: Findings) -> Iterator[str]:
 
 
 def _change(before: Contest, after: Contest) -> str:
-    texts = []
-    for m in RIVALS:
-        a, b = before.measures[m], after.measures[m]
-        texts.append(
-            f"{NAMES[m]} goes from accuracy {a.mean('accuracy'):.3f} to"
-            f" {b.mean('accuracy'):.3f} and from wobble {wobble(a):.3f} to {wobble(b):.3f}"
-        )
-    return "; ".join(texts)
+    sides = [(NAMES[m], before.measures[m], after.measures[m]) for m in RIVALS]
+    return "; ".join(
+        f"{name} goes from accuracy {a.mean('accuracy'):.3f} to {b.mean('accuracy'):.3f}"
+        f" and from wobble {wobble(a):.3f} to {wobble(b):.3f}"
+        for name, a, b in sides
+    )
 
 
 def markdown(grid: Grid) -> str:

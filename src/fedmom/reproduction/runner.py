@@ -281,5 +281,4 @@ def _has_ended(path: Path, config: RunConfig) -> bool:
 
 def _is_finished(path: Path, config: RunConfig) -> bool:
     """Whether the checkpoint is that of the last round; the logs may be ahead of it."""
-    saved = RunFolder.open(path).saved_round()
-    return saved is not None and saved >= config.rounds
+    return (RunFolder.open(path).saved_round() or 0) >= config.rounds
