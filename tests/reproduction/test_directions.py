@@ -101,21 +101,19 @@ def test_a_replay_that_ends_elsewhere_is_an_error(trained):
         directions.replay(run.path, experiment, other=None, fedsgd=False, console=QUIET)
 
 
-def test_inner_products_are_kept_and_made_again_for_another_target(trained, tmp_path, monkeypatch):
+def test_inner_products_are_kept_for_their_target_only(trained, tmp_path):
     run, experiment = trained
+    kept = tmp_path / "kept"
 
-    def ask(other):
-        return directions.directions(
-            tmp_path / "kept", run.path, experiment, other=other, fedsgd=False, console=QUIET
-        )
+    def made(other):
+        found = directions.replay(run.path, experiment, other=other, fedsgd=False, console=QUIET)
+        directions.store(kept, run.path, found)
+        return found
 
-    first = ask(None)
-    assert directions.stored(tmp_path / "kept", run.path, None) == first
-    assert directions.stored(tmp_path / "kept", run.path, run.path) is None
-    assert ask(run.path).target == run.path.name
-
-    def refuse(*_, **__):
-        raise AssertionError("a second call replays nothing")
-
-    monkeypatch.setattr(directions, "replay", refuse)
-    assert ask(run.path).elsewhere == first.fedavg
+    first = made(None)
+    assert directions.stored(kept, run.path, None) == first
+    assert directions.stored(kept, run.path, run.path) is None
+    second = made(run.path)
+    assert second.target == run.path.name
+    assert directions.stored(kept, run.path, run.path) == second
+    assert second.elsewhere == first.fedavg

@@ -80,7 +80,7 @@ def test_rounds_to_a_target_and_their_median():
         run_of([1, 1, 1, 1], [0, 0.5, 0.6, 0.6], seed=1),
         run_of([1, 1, 1, 1], [0, 0.1, 0.2, 0.3], seed=2),
     ]
-    assert [measures.rounds_to(r, 0.5) for r in runs] == [2, 1, math.inf]
+    assert [measures.MEASURES["rounds"](r, 0.5) for r in runs] == [2, 1, math.inf]
     assert Measures(tuple(runs), 0.5).median_rounds == 2
     assert Measures(tuple(runs[2:]), 0.5).text("rounds") == "never"
 

@@ -3,7 +3,6 @@
 import datetime
 import ipaddress
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography import x509
@@ -40,13 +39,28 @@ def write_server(folder: Path, hosts: list[str]) -> None:
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName([_host(h) for h in hosts]), False),
     ]
-    for name, subject, key, extensions in (
-        ("ca", issuer, authority, ca),
-        ("server", _name(hosts[0]), own, server),
-    ):
+    now = datetime.datetime.now(datetime.UTC)
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    rows = ("ca", issuer, authority, ca), ("server", _name(hosts[0]), own, server)
+    for name, subject, key, extensions in rows:
+        public = key.public_key()
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))  # clocks of devices may be behind
+            .not_valid_after(now + datetime.timedelta(days=DAYS))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(signer, critical=False)
+        )
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical)
+        certificate = builder.sign(authority, hashes.SHA384())
         write_secret(folder / f"{name}.key", _private(key, serialization.PrivateFormat.PKCS8))
-        certificate = _certificate(subject, issuer, key, authority, extensions)
-        (folder / f"{name}.pem").write_bytes(certificate)
+        content = certificate.public_bytes(serialization.Encoding.PEM)
+        (folder / f"{name}.pem").write_bytes(content)
 
 
 def write_device(private: Path, public: Path) -> None:
@@ -77,33 +91,6 @@ def write_secret(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    authority: ec.EllipticCurvePrivateKey,
-    extensions: Iterable[tuple[x509.ExtensionType, bool]],  # each with whether it is critical
-) -> bytes:
-    """Return a certificate as PEM, signed by the authority."""
-    now = datetime.datetime.now(datetime.UTC)
-    identifiers = (
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
-    )
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks of devices may be behind
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-    )
-    for extension, critical in (*identifiers, *extensions):
-        builder = builder.add_extension(extension, critical)
-    return builder.sign(authority, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
 def _use(*names: str) -> x509.KeyUsage:

@@ -45,14 +45,8 @@ class NodeStatus:
 class RunStatus:
     """A run, as the SuperLink knows it: ``completed``, ``failed``, ... and why."""
 
-    id: int
     status: str
     details: str
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come of it."""
-        return self.status in ("completed", "failed", "stopped")
 
 
 class Control:
@@ -141,7 +135,7 @@ class Control:
         """Return the status of a run."""
         with self._told():
             found = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
-        return RunStatus(run_id, found.sub_status or found.status, found.details)
+        return RunStatus(found.sub_status or found.status, found.details)
 
     def log(self, run_id: int, after: float) -> Iterator[tuple[str, float]]:
         """Yield what a run prints, each with the time to continue from."""

@@ -222,9 +222,8 @@ def _number(data: Any, client: Any) -> int:
     text = str(client)
     if text.isdigit() and int(text) < data.clients:
         return int(text)
-    for number, user in enumerate(data.users):
-        if user == text:
-            return number
+    if text in data.users:
+        return list(data.users).index(text)
     raise FedMomError(
         f"--client {text} is not a client of {data.name}: give a number from 0 to"
         f" {data.clients - 1}, or a name."

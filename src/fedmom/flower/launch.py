@@ -80,18 +80,11 @@ def running(
     try:
         yield process
     finally:
-        end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all that it has started: ask first, then kill."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(SECONDS_TO_END)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):  # ask first, then kill
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
 
 
 def free_port() -> int:

@@ -44,6 +44,7 @@ OURS = re.compile(r"^\d\d:\d\d:\d\d ")  # how the lines of the server's end begi
 EXCEPTION = "ServerApp failed with exception: "
 OUT = "out"  # the key, in an app's settings, of the run's folder
 DEFAULTS = {"data": "devices", "runtime": "flower", "bad-replies": "skip"}
+ENDED = ("completed", "failed", "stopped")  # the statuses of runs that do no more
 AGAIN = ("repeated", "no scores")  # events after which devices are asked again
 
 server_app = ServerApp()
@@ -174,7 +175,7 @@ def _followed(control: Control, run_id: int, say: Say) -> RunStatus:
         try:
             status = control.run(run_id)
             silent = time.monotonic()
-            if status.ended:
+            if status.status in ENDED:
                 return status
         except FedMomError:
             if time.monotonic() - silent > SECONDS_WITHOUT_SERVER:

@@ -116,11 +116,8 @@ def colours_of(figures: Iterable[Figure]) -> dict[str, int]:
     The number modulo the count of colours is the colour; how often it wraps is the dash, so
     that more labels than colours stay apart.
     """
-    numbers: dict[str, int] = {}
-    for figure in figures:
-        for label in labels(figure):
-            numbers.setdefault(label, len(numbers))
-    return numbers
+    found = dict.fromkeys(label for figure in figures for label in labels(figure))
+    return {label: number for number, label in enumerate(found)}
 
 
 def labels(figure: Figure) -> list[str]:

@@ -28,22 +28,19 @@ def show(data: FederatedData, folder: Path) -> list[Path]:
     """Draw the population and a page of samples as PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = {"image": _image_page, "text": _text_page}
-    figures = {"population": _population(data)}
+    figures = {folder / "population.png": _population(data)}
     if data.features.kind in pages:
-        figures["samples"] = pages[data.features.kind](data)
-    paths = [folder / f"{name}.png" for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
+        figures[folder / "samples.png"] = pages[data.features.kind](data)
+    for path, figure in figures.items():
         write_atomic(path, image_bytes(figure, dpi=140))
-    return paths
+    return list(figures)
 
 
 def _figure(width: float, height: float, title: str) -> "Figure":
     # Imported here: drawing takes a second to load that a run need not wait for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(plain(title), x=0.01, ha="left", fontweight="bold")
     return figure
 

@@ -64,18 +64,12 @@ def grid(family: Family) -> Grid:
         title += f", vs. {family.best} (best mean)"
     first = "run" if family.best is not None else "pair"
     rows = []
-    for pair in family.pairs:
-        found = pair.difference.interval
-        rows.append(
-            [
-                pair.ours if family.best is not None else f"{pair.ours} − {pair.theirs}",
-                str(found.seeds),
-                mean_text(pair),
-                NONE if found.half is None else f"{found.low:+.3f} to {found.high:+.3f}",
-                p_text(pair.p),
-                finding_text(pair.finding, family.measure.better),
-            ]
-        )
+    for pair, (_, ours, theirs, seeds, _, low, high, p, finding) in zip(
+        family.pairs, records(family), strict=True
+    ):
+        which = ours if family.best is not None else f"{ours} − {theirs}"
+        ends = NONE if low is None else f"{low:+.3f} to {high:+.3f}"
+        rows.append([which, str(seeds), mean_text(pair), ends, p_text(p), finding])
     ours = family.measure
     place = "test-loss" if (ours.split, ours.key) == ("test", "loss") else ours.key
     return Grid(f"differences-{place}", title, (first, *COLUMNS), rows, _note(family))

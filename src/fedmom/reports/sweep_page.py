@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,21 +46,16 @@ class _Rank:
 
     @property
     def losses(self) -> list[float]:
-        return self._ends("train", "loss")
+        return _ends(self.group.steady, "train", "loss")
 
     @property
     def metrics(self) -> list[float]:
-        return self._ends("test", self.by.metric)
+        return _ends(self.group.steady, "test", self.by.metric)
 
     @property
     def best(self) -> list[float]:
         """Metrics at any evaluation."""
-        runs = self.group.steady
-        return [run.best() for run in runs if run.curve("test", self.by.metric)]
-
-    def _ends(self, split: str, key: str) -> list[float]:
-        values = (run.last(split, key) for run in self.group.steady)
-        return [value for value in values if value is not None]
+        return [run.best() for run in self.group.steady if run.curve("test", self.by.metric)]
 
     @property
     def stopped(self) -> int:
@@ -206,10 +200,11 @@ def heat_maps(groups: Sequence[Group]) -> Figure | None:
     columns = sorted({each.get(across, "–") for each in settings}, key=_order)
     charts = []
     metric = groups[0].runs[0].metric
+    whole = [[run for run in group.runs if not run.diverged] for group in groups]
+    places = [(_row(each, down), each.get(across, "–")) for each in settings]
     measures = (("train", "loss", "Training loss"), ("test", metric, f"Test {metric}"))
     for split, key, title in measures:
-        means = [_mean(group.steady, split, key) for group in groups]
-        places = [(_row(each, down), each.get(across, "–")) for each in settings]
+        means = [interval(_ends(runs, split, key)).mean for runs in whole]
         cells = dict(zip(places, means, strict=True))
         if all(map(math.isnan, cells.values())):
             continue
@@ -245,7 +240,6 @@ def _order(text: str) -> tuple[float, str]:
         return math.inf, text
 
 
-def _mean(runs: Sequence[Result], split: str, key: str) -> float:
-    ends = (run.last(split, key) for run in runs if not run.diverged)
-    values = [value for value in ends if value is not None]
-    return statistics.fmean(values) if values else math.nan
+def _ends(runs: Sequence[Result], split: str, key: str) -> list[float]:
+    values = (run.last(split, key) for run in runs)
+    return [value for value in values if value is not None]

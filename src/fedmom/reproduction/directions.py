@@ -48,36 +48,14 @@ class Directions:
     fedsgd_cosine: list[float] | None = None
 
 
-def directions(
-    folder: Path,
-    run: Path,
-    experiment: Experiment,
-    *,
-    other: Path | None,
-    fedsgd: bool,
-    console: Console,
-) -> Directions:
-    """Return the inner products of a FedAvg run, from an earlier call's file or newly made.
-
-    Args:
-        folder: Where the files are.
-        run: The run's folder.
-        experiment: Its parts.
-        other: The folder of another run, whose last model to aim at as well.
-        fedsgd: Whether to compute FedSGD's gradients at the same models, too.
-        console: Where the progress is shown.
-    """
-    known = stored(folder, run, other)
-    if known is not None:
-        return known
-    made = replay(run, experiment, other=other, fedsgd=fedsgd, console=console)
+def store(folder: Path, run: Path, made: Directions) -> None:
+    """Keep the inner products of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{run.name}.json", json.dumps(asdict(made)).encode())
-    return made
 
 
 def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
-    """Return the inner products of an earlier call, if it aimed at the same models."""
+    """Return the inner products that were kept, if they aim at the same models."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
@@ -88,7 +66,15 @@ def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
 def replay(
     run: Path, experiment: Experiment, *, other: Path | None, fedsgd: bool, console: Console
 ) -> Directions:
-    """Run FedAvg again and record the inner products."""
+    """Run FedAvg again and record the inner products.
+
+    Args:
+        run: The run's folder.
+        experiment: Its parts.
+        other: The folder of another run, whose last model to aim at as well.
+        fedsgd: Whether to compute FedSGD's gradients at the same models, too.
+        console: Where the progress is shown.
+    """
     start = experiment.start()
     last = _last_model(run, start)
     aside = None if other is None else _last_model(other, start)

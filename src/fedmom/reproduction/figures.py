@@ -30,9 +30,7 @@ BAND = "Lines are means over seeds, bands their 95 % intervals."
 
 def heterogeneity(tasks: Mapping[str, FederatedData]) -> Figure:
     """Figure 2: which labels clients have, and how many samples."""
-    charts = []
-    for name, data in tasks.items():
-        charts += [_label_shares(name, data), _sizes(name, data)]
+    charts = [draw(name, data) for name, data in tasks.items() for draw in (_label_shares, _sizes)]
     return Figure(
         "fig2",
         "Figure 2. Clients differ in labels and in size",
@@ -80,10 +78,10 @@ def direction(findings: Findings) -> Figure:
     length = findings.scale.window
     charts = []
     for name, products in findings.directions.items():
-        marks = [_products(NAMES["fedavg"], products.fedavg, length, markers=True)]
+        marks = [Line(NAMES["fedavg"], *windows(products.fedavg, length), markers=True)]
         if products.elsewhere is not None:
             label = "FedAvg, w* of another run"
-            marks.append(_products(label, products.elsewhere, length, markers=True))
+            marks.append(Line(label, *windows(products.elsewhere, length), markers=True))
         share = f"{positive(products.fedavg):.0%} positive"
         charts.append(Chart(f"{name}: {share}", "round", "<g, w - w*>", marks))
     return Figure(
@@ -100,11 +98,6 @@ def direction(findings: Findings) -> Figure:
     )
 
 
-def _products(label: str, products: Sequence[float], length: int, *, markers: bool = False) -> Line:
-    ends, means = windows(products, length)
-    return Line(label, ends, means, markers=markers)
-
-
 def against_fedsgd(findings: Findings) -> Figure:
     """Figure 4: FedAvg and FedSGD on FEMNIST."""
     name, length = findings.scale.femnist.name, findings.scale.window
@@ -112,7 +105,7 @@ def against_fedsgd(findings: Findings) -> Figure:
     products = findings.directions.get(name)
     if products is not None and products.fedsgd is not None:
         both = {"fedavg": products.fedavg, "fedsgd": products.fedsgd}
-        lines = [_products(NAMES[m], each, length) for m, each in both.items()]
+        lines = [Line(NAMES[m], *windows(each, length)) for m, each in both.items()]
         charts.append(_with_gap("inner product", "<g, w - w*>", lines))
     if name in findings.equal:
         shown = _by_name(findings.equal[name], ("fedavg", "fedsgd"))

@@ -132,16 +132,18 @@ def _directions(
     if run is None or run.diverged:
         return None
     other = second[0].path if second and not second[0].diverged else None
-    if not replay:
-        return directions.stored(folder, run.path, other)
+    known = directions.stored(folder, run.path, other)
+    if known is not None or not replay:
+        return known
     fedsgd = task == cache.scale.femnist  # Figure 4 is of FEMNIST
+    parts = cache.experiment(config)
     try:
-        return directions.directions(
-            folder, run.path, cache.experiment(config), other=other, fedsgd=fedsgd, console=console
-        )
+        made = directions.replay(run.path, parts, other=other, fedsgd=fedsgd, console=console)
     except FedMomError as error:  # the other figures need not wait for this one
         console.print(f"note: {error}", style="yellow", highlight=False)
         return None
+    directions.store(folder, run.path, made)
+    return made
 
 
 def _author(cache: Cache) -> Mapping[str, Measures]:

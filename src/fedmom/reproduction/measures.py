@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -50,12 +50,6 @@ def area(run: Result) -> float:
     return sum(parts) / (curve[-1][0] - curve[0][0])
 
 
-def rounds_to(run: Result, accuracy: float) -> float:
-    """Return the first evaluated round with this test accuracy; infinite: never."""
-    reached = run.rounds_to(accuracy)
-    return math.inf if reached is None else float(reached)
-
-
 def best(grid: Mapping[float, Mapping[int, Result]]) -> Choice | None:
     """Return the γ with the lowest final training loss, averaged over seeds.
 
@@ -77,13 +71,13 @@ def best(grid: Mapping[float, Mapping[int, Result]]) -> Choice | None:
 
 
 # What is measured of a run; the target is the test accuracy that rounds are counted to.
-MEASURES = {
+MEASURES: Mapping[str, Callable[[Result, float], float]] = {
     "loss": lambda run, _target: final_loss(run),
     "accuracy": lambda run, _target: final_accuracy(run),
     "p10": lambda run, _target: final_accuracy(run, "accuracy_p10"),
     "p10_identical": lambda run, _target: final_accuracy(run, "accuracy_p10_identical"),
     "area": lambda run, _target: area(run),
-    "rounds": rounds_to,
+    "rounds": lambda run, goal: math.inf if (r := run.rounds_to(goal)) is None else float(r),
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedmom.data.federated import FederatedData
@@ -206,10 +207,9 @@ def advice(findings: Findings) -> Iterator[str]:
     for changed, contest in contests.items():
         if base and changed != plan.PAPER.name:
             yield f"With {changed}, {_change(base, contest)}."
-    wins: dict[str, list[str]] = {}
-    family = duels([*contests.values()])
-    for variant, duel in zip(contests, family, strict=True):
-        wins.setdefault(winner(duel), []).append(variant)
+    wins: dict[str, list[str]] = defaultdict(list)
+    for variant, duel in zip(contests, duels([*contests.values()]), strict=True):
+        wins[winner(duel)].append(variant)
     for who, variants in wins.items():
         said = f"{who} ends ahead" if who in NAMES.values() else f"accuracies are {who}"
         said = said.removeprefix("accuracies are ") if who.startswith("not") else said
@@ -217,14 +217,12 @@ def advice(findings: Findings) -> Iterator[str]:
 
 
 def _change(before: Contest, after: Contest) -> str:
-    texts = []
-    for m in RIVALS:
-        a, b = before.measures[m], after.measures[m]
-        texts.append(
-            f"{NAMES[m]} goes from accuracy {a.mean('accuracy'):.3f} to"
-            f" {b.mean('accuracy'):.3f} and from wobble {wobble(a):.3f} to {wobble(b):.3f}"
-        )
-    return "; ".join(texts)
+    sides = [(NAMES[m], before.measures[m], after.measures[m]) for m in RIVALS]
+    return "; ".join(
+        f"{name} goes from accuracy {a.mean('accuracy'):.3f} to {b.mean('accuracy'):.3f}"
+        f" and from wobble {wobble(a):.3f} to {wobble(b):.3f}"
+        for name, a, b in sides
+    )
 
 
 def markdown(grid: Grid) -> str:

@@ -180,12 +180,9 @@ def _wider(lrs: tuple[float, ...], best: float | None) -> tuple[float, ...]:
     """Return the learning rates with one more beyond the best, where that is the first or last."""
     if best is None or len(lrs) < 2 or not {lrs[0], lrs[-1]} <= set(LADDER):
         return lrs
-    low, high = LADDER.index(lrs[0]), LADDER.index(lrs[-1])
-    if best == lrs[0]:
-        low = max(0, low - 1)
-    if best == lrs[-1]:
-        high = min(len(LADDER) - 1, high + 1)
-    return LADDER[low : high + 1]
+    low = LADDER.index(lrs[0]) - (best == lrs[0])
+    high = LADDER.index(lrs[-1]) + (best == lrs[-1])
+    return LADDER[max(0, low) : high + 1]
 
 
 @dataclass(frozen=True)

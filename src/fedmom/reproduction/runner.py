@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.data.federated import FederatedData
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment, Loaded, prepare
 from fedmom.experiments.collection import Outcome, side_by_side
@@ -31,7 +30,7 @@ class Cache:
     def __init__(self, folder: Path, scale: Scale) -> None:
         self.folder, self.scale = folder, scale
         self._tasks = {task.data: task for task in scale.tasks}
-        self._loaded = Loaded()
+        self.loaded = Loaded()  # by the data's path or name
         self._experiments: dict[RunConfig, Experiment] = {}
         self._results: dict[RunConfig, Result] = {}
         self._paths: dict[RunConfig, Path] = {}
@@ -44,12 +43,8 @@ class Cache:
     def experiment(self, config: RunConfig) -> Experiment:
         """Return a run's parts, its settings completed. Each dataset is loaded once."""
         if config not in self._experiments:
-            self._experiments[config] = prepare(config, self._loaded[config.data])
+            self._experiments[config] = prepare(config, self.loaded[config.data])
         return self._experiments[config]
-
-    def data(self, task: PaperTask) -> FederatedData:
-        """Return a task's data."""
-        return self._loaded[task.data]
 
     def path(self, config: RunConfig) -> Path:
         """Return the folder of a run, there or not yet."""
@@ -286,5 +281,4 @@ def _has_ended(path: Path, config: RunConfig) -> bool:
 
 def _is_finished(path: Path, config: RunConfig) -> bool:
     """Whether the checkpoint is that of the last round; the logs may be ahead of it."""
-    saved = RunFolder.open(path).saved_round()
-    return saved is not None and saved >= config.rounds
+    return (RunFolder.open(path).saved_round() or 0) >= config.rounds
