@@ -78,12 +78,7 @@ PLAIN = [Moments._fields.index(name) for name in ("w", "d", "ww", "wd", "dd")]
 
 
 def expected_excess(
-    clients: QuadraticClients,
-    plan: Plan,
-    lr: ArrayLike,
-    rounds: int,
-    *,
-    momentum: ArrayLike = 0.0,
+    clients: QuadraticClients, plan: Plan, lr: ArrayLike, rounds: int, *, momentum: ArrayLike = 0.0
 ) -> Array:
     """Return E f(w_t) - f(w*) after t = 0 ... T rounds, for every γ.
 

@@ -31,13 +31,7 @@ from fedmom.theory.constants import Array
 from fedmom.theory.estimate import walk
 from fedmom.theory.expected_loss import Recursion
 from fedmom.theory.measurement_budget import SpectrumBudget, Tick
-from fedmom.theory.momentum_map import (
-    PER_ROUND,
-    ExpectedDuel,
-    MomentumMap,
-    duels,
-    momentum_map,
-)
+from fedmom.theory.momentum_map import PER_ROUND, ExpectedDuel, MomentumMap, duels, momentum_map
 from fedmom.theory.quadratic import Plan, QuadraticClients, curvature_kinds
 from fedmom.theory.spectrum import Energy, Spectrum, measure, sample_of
 
@@ -145,11 +139,7 @@ def map_of_task(
 
 
 def match_task(
-    experiment: Experiment,
-    spectrum: Spectrum,
-    run: ShortRun,
-    *,
-    lowest_loss: float = 0.0,
+    experiment: Experiment, spectrum: Spectrum, run: ShortRun, *, lowest_loss: float = 0.0
 ) -> MatchedTask:
     """Return the quadratic clients that stand for a task at one model.
 
