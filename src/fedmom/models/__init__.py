@@ -62,13 +62,13 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
 
 def _called(spec: str, features: "Features") -> object:
     """Call the function that a spec names; if a user's function fails, say how it is called."""
-    if "@" not in spec:
-        return MODELS.build(spec, features)
     try:
         return MODELS.build(spec, features)
     except FedMomError:
         raise
     except Exception as error:
+        if "@" not in spec:
+            raise
         why = str(error).rstrip(".")
         raise FedMomError(
             f"The function {spec}, given as the model, is called with data.features and must"
