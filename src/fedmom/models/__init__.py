@@ -13,14 +13,9 @@ if TYPE_CHECKING:
     from fedmom.data.federated import Features
     from fedmom.models.base import Model
 
-MODELS = Registry(
-    "model",
-    {
-        name: f"fedmom.models.built_in:{name}"
-        for name in ("char_lstm", "lenet5", "leaf_cnn", "logreg", "mlp")
-    },
-    returns="fedmom.models.base:Model",
-)
+_MODELS = "char_lstm lenet5 leaf_cnn logreg mlp"
+_PLACES = {name: f"fedmom.models.built_in:{name}" for name in _MODELS.split()}
+MODELS = Registry("model", _PLACES, returns="fedmom.models.base:Model")
 _METRICS = "accuracy auc f1 mae mse perplexity position_accuracy rmse top"
 METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
 
