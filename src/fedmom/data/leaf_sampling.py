@@ -177,11 +177,8 @@ def _split_texts(data: FederatedData, train_fraction: float) -> FederatedData:
     sizes = sample_counts(data)
     train = _training(sizes, train_fraction)
     test = np.maximum(0, sizes - train - (data.features.shape[0] - 1))
-    again = replace(
-        data,
-        train=Split(data.train.start, train),
-        test=Split(data.train.start + sizes - test, test),
-    )
+    last = Split(data.train.start + sizes - test, test)
+    again = replace(data, train=Split(data.train.start, train), test=last)
     return _large_enough(again, sizes, test > 0, train_fraction)
 
 

@@ -49,9 +49,8 @@ class Files:
 
     def each(self, part: str, what: str) -> Iterator[tuple[Path, Shard]]:
         """Read one file of a part after another, on a progress bar."""
-        files, read = (
-            (self.train, self.read_train) if part == "train" else (self.test, self.read_test)
-        )
+        of_train = (self.train, self.read_train)
+        files, read = of_train if part == "train" else (self.test, self.read_test)
         return ((file, read(file)) for file in self._progress.track(files, description=what))
 
 
