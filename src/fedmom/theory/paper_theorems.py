@@ -74,7 +74,7 @@ def lemma1(
         >>> lemma1(constants, setting, 0.05, loss=2.0, gradient_square=1.0, local_squares=4.0)
         1.9135
     """
-    THEOREM_1.covered(setting)
+    _check(_outside_range(setting))
     lr = positive(lr, "lr")
     half = setting.share * setting.server_lr * lr / 2
     rate = constants.smoothness * setting.local_steps * lr
@@ -118,7 +118,7 @@ def corollary2_display(constants: Constants, setting: Setting, rounds: ArrayLike
         >>> round(corollary2_display(constants, setting, rounds=1000), 4)
         0.1095
     """
-    COROLLARY_2.covered(setting)
+    _check(_not_one(setting))
     rounds = positive(rounds, "rounds")
     gap = constants.gap / (setting.share * rounds)
     noise = 12 * constants.smoothness * constants.variance * gap / setting.local_steps
@@ -149,7 +149,7 @@ def theorem2_display(constants: Constants, setting: Setting, rounds: ArrayLike) 
         >>> round(theorem2_display(constants, setting, rounds=1000), 4)
         2.6179
     """
-    THEOREM_2.covered(setting)
+    _check(_outside_range(setting))
     rounds = positive(rounds, "rounds")
     rest = 1 - setting.momentum
     product = setting.server_lr * constants.smoothness * constants.gap / rounds
@@ -249,6 +249,11 @@ def _not_one(setting: Setting) -> str:
         f"Corollary 2 holds for server-lr 1 only, not {setting.server_lr:g}. Use Theorem 1 for"
         " other server learning rates."
     )
+
+
+def _check(refusal: str) -> None:
+    if refusal:
+        raise FedMomError(refusal)
 
 
 THEOREM_1 = Theorem("Theorem 1", "paper", "fedavg", "any", _terms1, _limit1, _outside_range)

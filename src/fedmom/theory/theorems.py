@@ -94,7 +94,7 @@ class Theorem:
             lr: γ, a number or an array.
             rounds: T, a number or an array that broadcasts with γ.
         """
-        start, linear, square = self.terms(constants, self.covered(setting))
+        start, linear, square = self.terms(constants, self._covered(setting))
         lr, rounds = positive(lr, "lr"), positive(rounds, "rounds")
         return plain(start / (lr * rounds) + linear * lr + square * lr**2)
 
@@ -106,7 +106,7 @@ class Theorem:
             setting: How it is trained.
             lrs: γ_0, γ_1, ...
         """
-        own, steps = self.covered(setting), np.atleast_1d(positive(lrs, "lr"))
+        own, steps = self._covered(setting), np.atleast_1d(positive(lrs, "lr"))
         if text := self._misfit(own, steps):
             raise FedMomError(text)
         start, linear, square = self.terms(constants, own)
@@ -121,7 +121,7 @@ class Theorem:
             setting: How it is trained.
             lr: γ, a number or an array.
         """
-        _, linear, square = self.terms(constants, self.covered(setting))
+        _, linear, square = self.terms(constants, self._covered(setting))
         lr = positive(lr, "lr")
         return plain(linear * lr + square * lr**2)
 
@@ -135,7 +135,7 @@ class Theorem:
             setting: How it is trained.
             rounds: T, which Corollary 2 and Theorem 2 ask for.
         """
-        return self.limit(constants, self.covered(setting), rounds)
+        return self.limit(constants, self._covered(setting), rounds)
 
     def best_lr(self, constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
         """Return the allowed γ at which the bound after T rounds is least.
@@ -150,7 +150,7 @@ class Theorem:
             setting: How it is trained.
             rounds: T, a number or an array.
         """
-        start, linear, square = self.terms(constants, self.covered(setting))
+        start, linear, square = self.terms(constants, self._covered(setting))
         level = start / positive(rounds, "rounds")
         largest = self.max_lr(constants, setting, rounds)
         if not linear and not square:
@@ -201,7 +201,7 @@ class Theorem:
             rounds: T, where ``max_lr`` asks for it.
         """
         steps = np.atleast_1d(positive(lr, "lr"))
-        if text := self.refuses(setting) or self._misfit(self.covered(setting), steps):
+        if text := self.refuses(setting) or self._misfit(self._covered(setting), steps):
             return text
         largest = self.max_lr(constants, setting, rounds)
         if np.all(steps <= np.asarray(largest) * (1 + ROUNDING)):
@@ -211,7 +211,7 @@ class Theorem:
             " allows."
         )
 
-    def covered(self, setting: Setting) -> Setting:
+    def _covered(self, setting: Setting) -> Setting:
         """Return the setting as the theorem uses it, or refuse it."""
         if text := self.refuses(setting):
             raise FedMomError(text)
