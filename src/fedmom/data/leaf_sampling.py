@@ -177,11 +177,8 @@ def _split_texts(data: FederatedData, train_fraction: float) -> FederatedData:
     sizes = sample_counts(data)
     train = _training(sizes, train_fraction)
     test = np.maximum(0, sizes - train - (data.features.shape[0] - 1))
-    again = replace(
-        data,
-        train=Split(data.train.start, train),
-        test=Split(data.train.start + sizes - test, test),
-    )
+    last = Split(data.train.start + sizes - test, test)
+    again = replace(data, train=Split(data.train.start, train), test=last)
     return _large_enough(again, sizes, test > 0, train_fraction)
 
 
@@ -189,12 +186,17 @@ def _split_rows(data: FederatedData, train_fraction: float, seed: int) -> Federa
     sizes = sample_counts(data)
     data = _large_enough(data, sizes, sizes > 1, train_fraction)
     positions, owner = _pooled(data)
-    sizes = sizes[sizes > 1]
-    shuffled = np.lexsort((np.random.default_rng(seed).random(owner.size), owner))
-    rank = np.arange(owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    is_test = np.empty(owner.size, bool)
-    is_test[shuffled] = rank >= np.repeat(_training(sizes, train_fraction), sizes)
+    places = shuffled_places(owner, np.random.default_rng(seed))
+    is_test = places >= _training(sizes[sizes > 1], train_fraction)[owner]
     return arranged(data, data.users, positions, owner, is_test)
+
+
+def shuffled_places(owner: Integers, rng: np.random.Generator) -> Integers:
+    """Return the place of every row in a random order of its client's rows."""
+    order, sizes = np.lexsort((rng.random(owner.size), owner)), np.bincount(owner)
+    places = np.empty(owner.size, np.int64)
+    places[order] = np.arange(owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return places
 
 
 def _training(sizes: Integers, fraction: float) -> Integers:

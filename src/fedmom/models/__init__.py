@@ -13,14 +13,9 @@ if TYPE_CHECKING:
     from fedmom.data.federated import Features
     from fedmom.models.base import Model
 
-MODELS = Registry(
-    "model",
-    {
-        name: f"fedmom.models.built_in:{name}"
-        for name in ("char_lstm", "lenet5", "leaf_cnn", "logreg", "mlp")
-    },
-    returns="fedmom.models.base:Model",
-)
+_MODELS = "char_lstm lenet5 leaf_cnn logreg mlp"
+_PLACES = {name: f"fedmom.models.built_in:{name}" for name in _MODELS.split()}
+MODELS = Registry("model", _PLACES, returns="fedmom.models.base:Model")
 _METRICS = "accuracy auc f1 mae mse perplexity position_accuracy rmse top"
 METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
 
@@ -62,13 +57,13 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
 
 def _called(spec: str, features: "Features") -> object:
     """Call the function that a spec names; if a user's function fails, say how it is called."""
-    if "@" not in spec:
-        return MODELS.build(spec, features)
     try:
         return MODELS.build(spec, features)
     except FedMomError:
         raise
     except Exception as error:
+        if "@" not in spec:
+            raise
         why = str(error).rstrip(".")
         raise FedMomError(
             f"The function {spec}, given as the model, is called with data.features and must"

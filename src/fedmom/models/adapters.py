@@ -183,9 +183,7 @@ def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bo
     if has_state:
         return Net(init, apply, beside_state)
     return Net(
-        lambda key: (init(key), ()),
-        lambda p, state, x, key: (apply(p, x, key), state),
-        beside_state,
+        lambda key: (init(key), ()), lambda p, s, x, key: (apply(p, x, key), s), beside_state
     )
 
 

@@ -106,13 +106,5 @@ def _mean_of_rest(values: jax.Array) -> jax.Array:
     return values.reshape(len(values), -1).mean(-1)
 
 
-LOSSES: dict[str, Loss] = {
-    loss.__name__: loss
-    for loss in (
-        cross_entropy,
-        squared_error,
-        absolute_error,
-        binary_cross_entropy,
-        sequence_cross_entropy,
-    )
-}
+_ALL = (cross_entropy, squared_error, absolute_error, binary_cross_entropy, sequence_cross_entropy)
+LOSSES: dict[str, Loss] = {loss.__name__: loss for loss in _ALL}

@@ -82,7 +82,11 @@ def mse() -> Metric:
 @lru_cache
 def rmse() -> Metric:
     """The root of the mean squared error."""
-    return Metric("rmse", _counted(squared_error), _root_mean, higher_is_better=False)
+
+    def with_ones(out: jax.Array, y: jax.Array) -> jax.Array:
+        return _row(errors := squared_error(out, y), jnp.ones_like(errors))
+
+    return Metric("rmse", with_ones, lambda sums: np.sqrt(_ratio(sums)), higher_is_better=False)
 
 
 @lru_cache
@@ -163,28 +167,24 @@ def auc(*, bins: Annotated[int, Between(2, 10_000)] = 200) -> Metric:
     return Metric("auc", histogram, lambda sums: _area(sums, bins))
 
 
-@np.errstate(invalid="ignore")
 def _area(sums: Numbers, bins: int) -> Numbers:
     """The mean over labels of the share of pairs that are in order."""
     table = sums.reshape(*sums.shape[:-1], -1, 2, bins)
     positive, negative = table[..., 0, :], table[..., 1, :]
     below = np.cumsum(negative, axis=-1) - negative / 2
     pairs = positive.sum(-1) * negative.sum(-1)
-    areas = (positive * below).sum(-1) / pairs
-    return _mean_where(areas, pairs > 0)
+    return _mean_ratio((positive * below).sum(-1), pairs)
 
 
-@np.errstate(invalid="ignore")
 def _f1_of_counts(sums: Numbers) -> Numbers:
     true, false, missed = np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, 0)
-    at_all = 2 * true + false + missed
-    return _mean_where(2 * true / at_all, at_all > 0)
+    return _mean_ratio(2 * true, 2 * true + false + missed)
 
 
 @np.errstate(invalid="ignore")
-def _mean_where(values: Numbers, there: NDArray[np.bool_]) -> Numbers:
-    """The mean along the last axis over what is there; NaN where nothing is."""
-    return np.where(there, values, 0).sum(-1) / there.sum(-1)
+def _mean_ratio(above: Numbers, below: Numbers) -> Numbers:
+    """The mean along the last axis of the ratios with ``below`` > 0; NaN where there is none."""
+    return np.where(below > 0, above / below, 0).sum(-1) / (below > 0).sum(-1)
 
 
 @np.errstate(invalid="ignore")
@@ -192,19 +192,9 @@ def _ratio(sums: Numbers) -> Numbers:
     return sums[..., 0] / sums[..., 1]
 
 
-def _root_mean(sums: Numbers) -> Numbers:
-    return np.sqrt(_ratio(sums))
-
-
 @np.errstate(over="ignore")
 def _exponential(sums: Numbers) -> Numbers:
     return np.exp(_ratio(sums))
-
-
-def _counted(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Put a one next to every number: their sum is the number of samples."""
-
-    return lambda out, y: _row(values := function(out, y), jnp.ones_like(values))
 
 
 def _row(*columns: jax.Array) -> jax.Array:

@@ -39,10 +39,7 @@ class WeightMoments(NamedTuple):
 
 
 def weight_moments(
-    sizes: ArrayLike,
-    per_round: int,
-    weighting: str = "population",
-    sampler: str = "uniform",
+    sizes: ArrayLike, per_round: int, weighting: str = "population", sampler: str = "uniform"
 ) -> WeightMoments:
     """Return the moments of the weights of a round, before η.
 

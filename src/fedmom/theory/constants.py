@@ -40,11 +40,8 @@ class Constants:
         """Refuse constants that no problem has."""
         if not 0 < self.smoothness < math.inf:
             raise FedMomError(f"L {self.smoothness} is not a number greater than 0.")
-        for name, value in (
-            ("σ²", self.variance),
-            ("f(w_0) - f_inf", self.gap),
-            ("G²", self.dissimilarity),
-        ):
+        amounts = {"σ²": self.variance, "f(w_0) - f_inf": self.gap, "G²": self.dissimilarity}
+        for name, value in amounts.items():
             if not 0 <= value < math.inf:
                 raise FedMomError(f"{name} {value} is not a number of 0 or more.")
         if not 1 <= self.similarity < math.inf:

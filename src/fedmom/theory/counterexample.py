@@ -89,21 +89,12 @@ def figure() -> Figure:
         Line("paper, Theorem 1", found.rounds.tolist(), found.paper.tolist(), dashed=True),
         Line("corrected, Theorem 1'", found.rounds.tolist(), found.corrected.tolist()),
     )
-    chart = Chart(
-        title="f₁ = w²/2, f₂ = -w, H = 50",
-        x="rounds T",
-        y="min |∇f(w_t)|²",
-        marks=lines,
-        log_x=True,
-        log_y=True,
+    title, axes = "f₁ = w²/2, f₂ = -w, H = 50", ("rounds T", "min |∇f(w_t)|²")
+    chart = Chart(title, *axes, marks=lines, log_x=True, log_y=True)
+    note = (
+        f"FedAvg ends at w = {limit():.5f}, where |∇f|² = {found.measured[-1]:.5f}."
+        f" The paper's bound falls below that after {compare().crossing:,.0f} rounds."
     )
     return Figure(
-        name="counterexample",
-        title="FedAvg on two clients that differ",
-        charts=(chart,),
-        columns=1,
-        note=(
-            f"FedAvg ends at w = {limit():.5f}, where |∇f|² = {found.measured[-1]:.5f}."
-            f" The paper's bound falls below that after {compare().crossing:,.0f} rounds."
-        ),
+        "counterexample", "FedAvg on two clients that differ", (chart,), columns=1, note=note
     )

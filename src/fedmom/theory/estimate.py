@@ -24,7 +24,7 @@ tells how large the largest of all may be.
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -92,13 +92,7 @@ class Estimates:
 
     def constants(self) -> Constants:
         """Return the values for the bounds."""
-        return Constants(
-            smoothness=self.smoothness.value,
-            variance=self.variance.value,
-            gap=self.gap.value,
-            dissimilarity=self.dissimilarity.value,
-            similarity=self.similarity.value,
-        )
+        return Constants(**{own.name: getattr(self, own.name).value for own in fields(Constants)})
 
 
 def from_row(row: Mapping[str, Any]) -> Estimates:

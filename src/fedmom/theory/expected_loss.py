@@ -78,12 +78,7 @@ PLAIN = [Moments._fields.index(name) for name in ("w", "d", "ww", "wd", "dd")]
 
 
 def expected_excess(
-    clients: QuadraticClients,
-    plan: Plan,
-    lr: ArrayLike,
-    rounds: int,
-    *,
-    momentum: ArrayLike = 0.0,
+    clients: QuadraticClients, plan: Plan, lr: ArrayLike, rounds: int, *, momentum: ArrayLike = 0.0
 ) -> Array:
     """Return E f(w_t) - f(w*) after t = 0 ... T rounds, for every γ.
 
@@ -267,18 +262,14 @@ def _matrix(g: RoundMoments, beta: Array, decay: float | None, used: list[int]) 
     Its columns are what a round makes of each moment alone: the map is that of ``after_round``.
     """
     size = len(used)
-    zeros = [np.zeros_like(g.a)] * len(Moments._fields)
-    constant = after_round(Moments(*zeros), g, beta, decay)
+    alone = np.zeros((len(Moments._fields), size + 1, *g.a.shape))
+    alone[used, range(size)] = 1
     matrix = np.zeros((*g.a.shape, size + 1, size + 1))
     matrix[..., -1, -1] = 1
+    images = after_round(Moments(*alone), g, beta, decay)
     for row, field in enumerate(used):
-        matrix[..., row, -1] = constant[field]
-    for column, field in enumerate(used):
-        alone = list(zeros)
-        alone[field] = np.ones_like(g.a)
-        image = after_round(Moments(*alone), g, beta, decay)
-        for row, other in enumerate(used):
-            matrix[..., row, column] = image[other] - constant[other]
+        matrix[..., row, :] = np.moveaxis(images[field], 0, -1)
+    matrix[..., :-1, :-1] -= matrix[..., :-1, -1:]
     return matrix
 
 

@@ -38,6 +38,7 @@ SHARED = (
     *("data", "model", "algorithm", "rounds", "clients_per_round", "batch_size"),
     *("local_steps", "local_epochs", "server_lr", "momentum"),
 )
+ALIKE = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}  # may differ in a grid
 GAP = 1.2 * SPACING  # neighbours farther apart than this have room for one between
 Vector = NDArray[np.float32]
 BATCHES, ITERATIONS = 4, 3  # of the rough estimate of L
@@ -99,7 +100,7 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | 
     families: dict[RunConfig, dict[float, list[float]]] = {}
     for run, last in lasts:
         if run.config.rounds == rounds and (last is not None or run.diverged):
-            seeds = families.setdefault(_without_lr(run.config), {})
+            seeds = families.setdefault(run.config.model_copy(update=ALIKE), {})
             seeds.setdefault(float(run.config.lr), []).extend([] if last is None else [last])
     found = [_best_of(seeds, family) for family, seeds in families.items() if any(seeds.values())]
     return max(found, key=lambda best: best.accuracy, default=None)
@@ -110,12 +111,6 @@ def _best_of(by_lr: dict[float, list[float]], family: RunConfig) -> BestLr:
     best = max(means, key=means.__getitem__)
     diverged = tuple(lr for lr in sorted(by_lr) if not by_lr[lr])
     return BestLr(family.model_copy(update={"lr": best}), means, len(by_lr[best]), diverged)
-
-
-def _without_lr(config: RunConfig) -> RunConfig:
-    """Return the settings with everything that may differ within a grid set to one value."""
-    same = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}
-    return config.model_copy(update=same)
 
 
 def _readable(path: Path) -> results.Result | None:
@@ -254,21 +249,14 @@ def bound_figure(
         bound = np.asarray(CORRECTED_FEDMOM.bound(constants, setting, proven, counts))
         label = f"corrected bound, γ = {proven:.3g}"
         lines.append(Line(label, counts.tolist(), bound.tolist(), dashed=True))
-    chart = Chart(
-        title=f"{experiment.config.algorithm}, {experiment.config.model} on {experiment.data.name}",
-        x="rounds",
-        y="|∇f(w_t)|²",
-        marks=lines,
-        log_y=True,
+    config = experiment.config
+    title = f"{config.algorithm}, {config.model} on {experiment.data.name}"
+    chart = Chart(title, x="rounds", y="|∇f(w_t)|²", marks=lines, log_y=True)
+    note = (
+        "The bound is on the mean of |∇f(w_t)|² over the rounds so far. |∇f|² is that of a"
+        " sample of clients. Estimates are local, and the bound is loose."
     )
-    return Figure(
-        name="advise",
-        title="Bound and measured gradient",
-        charts=(chart,),
-        columns=1,
-        note="The bound is on the mean of |∇f(w_t)|² over the rounds so far. |∇f|² is that of a"
-        " sample of clients. Estimates are local, and the bound is loose.",
-    )
+    return Figure("advise", "Bound and measured gradient", (chart,), columns=1, note=note)
 
 
 def sentence(experiment: Experiment) -> str:

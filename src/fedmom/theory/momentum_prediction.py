@@ -31,14 +31,8 @@ from fedmom.theory.constants import Array
 from fedmom.theory.estimate import walk
 from fedmom.theory.expected_loss import Recursion
 from fedmom.theory.measurement_budget import SpectrumBudget, Tick
-from fedmom.theory.momentum_map import (
-    PER_ROUND,
-    ExpectedDuel,
-    MomentumMap,
-    duels,
-    momentum_map,
-)
-from fedmom.theory.quadratic import Plan, QuadraticClients, curvature_kinds
+from fedmom.theory.momentum_map import PER_ROUND, ExpectedDuel, MomentumMap, duels, momentum_map
+from fedmom.theory.quadratic import DECAYS, Plan, QuadraticClients, curvature_kinds
 from fedmom.theory.spectrum import Energy, Spectrum, measure, sample_of
 
 AROUND = (0.1, 0.25, 0.5, 1.0, 2.0)  # horizons of a task's map: its own, times these
@@ -145,11 +139,7 @@ def map_of_task(
 
 
 def match_task(
-    experiment: Experiment,
-    spectrum: Spectrum,
-    run: ShortRun,
-    *,
-    lowest_loss: float = 0.0,
+    experiment: Experiment, spectrum: Spectrum, run: ShortRun, *, lowest_loss: float = 0.0
 ) -> MatchedTask:
     """Return the quadratic clients that stand for a task at one model.
 
@@ -228,6 +218,12 @@ def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -
             f"The map of momentum is about rounds that wait for all clients, not about pace"
             f" {config.pace}. Use --pace synchronous."
         )
+    decay = config.lr.partition(":")[0] if isinstance(config.lr, str) else "constant"
+    if decay not in DECAYS:
+        raise FedMomError(
+            f"The map of momentum knows a constant γ and cosine, not lr {config.lr}. Use one of"
+            " these."
+        )
     epochs = None
     if work.shuffled and work.epochs is not None and not callable(work.epochs):
         epochs = round(work.epochs) if float(work.epochs).is_integer() else None
@@ -241,7 +237,7 @@ def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -
         weighting=config.weighting,
         sampler=config.sampler.partition(":")[0],
         server_lr=server_lr,
-        decay=_decay(config.lr),
+        decay=decay,
         average=config.average,
         epochs=epochs,
     )
@@ -254,16 +250,6 @@ def thinned_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         return sizes
     places = (np.arange(CLIENTS) + 0.5) * len(sizes) / CLIENTS
     return sizes[places.astype(int)]
-
-
-def _decay(lr: float | str) -> str:
-    if not isinstance(lr, str):
-        return "constant"
-    if lr.partition(":")[0] == "cosine":
-        return "cosine"
-    raise FedMomError(
-        f"The map of momentum knows a constant γ and cosine, not lr {lr}. Use one of these."
-    )
 
 
 def _few(steps: NDArray[np.int64], groups: int, multiple: int) -> NDArray[np.int64]:

@@ -177,11 +177,7 @@ class Theorem:
         return lr, float(self.bound(constants, setting, lr, rounds)) if lr > 0 else 0.0
 
     def applies(
-        self,
-        constants: Constants,
-        setting: Setting,
-        lr: ArrayLike,
-        rounds: ArrayLike | None = None,
+        self, constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike | None = None
     ) -> bool:
         """Return whether all conditions are met.
 
@@ -194,11 +190,7 @@ class Theorem:
         return not self.objection(constants, setting, lr, rounds)
 
     def objection(
-        self,
-        constants: Constants,
-        setting: Setting,
-        lr: ArrayLike,
-        rounds: ArrayLike | None = None,
+        self, constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike | None = None
     ) -> str:
         """Return why the theorem does not apply, as a sentence; empty if it does.
 

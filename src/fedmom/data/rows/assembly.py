@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned_rows
+from fedmom.data.leaf_sampling import shuffled_places
 from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.values import COUNTED, Labels, as_floats, refuse_row
 
@@ -168,12 +169,8 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
 def _drawn(rows: Integers, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Draw a share of every client's rows, and leave it one at least."""
     sizes = np.bincount(rows)
-    shuffled = np.lexsort((np.random.default_rng((seed, 2)).random(rows.size), rows))
-    rank = np.arange(rows.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     wanted = np.minimum(np.rint(fraction * sizes), sizes - 1)
-    marks = np.empty(rows.size, bool)
-    marks[shuffled] = rank < np.repeat(wanted, sizes)
-    return marks
+    return shuffled_places(rows, np.random.default_rng((seed, 2))) < wanted[rows]
 
 
 def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> Owners:

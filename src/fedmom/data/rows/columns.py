@@ -100,14 +100,10 @@ def from_table(
         x = decode[inputs_from[0]](table.read(inputs_from[0]))
     else:
         x = inputs(table.name, _features(table, inputs_from))
-    return assemble(
-        table.name,
-        x,
-        _named(table, _labels(table, labels, x.shape[1:], task), class_names),
-        None if client is None else owners(table.name, _ids(table, client)),
-        division,
-        is_test if test is None else _values(table, test),
-    )
+    found = _named(table, _labels(table, labels, x.shape[1:], task), class_names)
+    clients = None if client is None else owners(table.name, _ids(table, client))
+    marks = is_test if test is None else _values(table, test)
+    return assemble(table.name, x, found, clients, division, marks)
 
 
 def _labels(

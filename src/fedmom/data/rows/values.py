@@ -198,14 +198,9 @@ def _classes(name: str, y: NDArray[Any], task: Task) -> Labels:
     if y.dtype.kind == "b":
         return Labels(y.astype(np.int32), 2, task, ("False", "True"))
     if y.dtype.kind in "iu" and y.min() >= 0:
-        refuse_row(
-            f"{name}: the label",
-            y > LARGEST_LABEL,
-            y,
-            f"at most {LARGEST_LABEL}. Number the classes anew, or give them as texts",
-        )
+        allowed = f"at most {LARGEST_LABEL}. Number the classes anew, or give them as texts"
+        refuse_row(f"{name}: the label", y > LARGEST_LABEL, y, allowed)
         return Labels(y.astype(np.int32), int(y.max()) + 1, task)
     found, places = np.unique(y, return_inverse=True)
-    return Labels(
-        places.reshape(y.shape).astype(np.int32), len(found), task, tuple(map(str, found))
-    )
+    numbers = places.reshape(y.shape).astype(np.int32)
+    return Labels(numbers, len(found), task, tuple(map(str, found)))

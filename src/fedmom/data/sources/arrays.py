@@ -88,14 +88,9 @@ def from_arrays(
     division.check(name, ids=ids is not None, marked=is_test is not None)
     array = inputs(name, as_plain(f"{name}: x", as_array(f"{name}: x", x)))
     labels = read_labels(name, as_array(f"{name}: labels", y), array.shape[1:], task)
-    return assemble(
-        name,
-        array,
-        labels,
-        None if ids is None else owners(name, ids, users),
-        division,
-        None if is_test is None else as_array(f"{name}: is_test", is_test),
-    )
+    clients = None if ids is None else owners(name, ids, users)
+    marks = None if is_test is None else as_array(f"{name}: is_test", is_test)
+    return assemble(name, array, labels, clients, division, marks)
 
 
 def is_npz(path: Path) -> bool:
@@ -130,15 +125,8 @@ def from_npz(path: Path, **options: Any) -> FederatedData:
     user, users = found.get("user"), found.get("users")
     numbered = user is not None and user.dtype.kind not in "UST"
     names = None if users is None or not numbered else [str(name) for name in users.ravel()]
-    return from_arrays(
-        found["x"],
-        found["y"],
-        user,
-        is_test=found.get("is_test"),
-        users=names,
-        name=path.stem,
-        **options,
-    )
+    known: dict[str, Any] = {"is_test": found.get("is_test"), "users": names, "name": path.stem}
+    return from_arrays(found["x"], found["y"], user, **known, **options)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -91,7 +91,8 @@ def gutenberg_roles(path: Path) -> dict[str, str]:
         said = _said(body, _FLUSH if title == "THE COMEDY OF ERRORS" else _INDENTED)
         for name in said if len(said) > 1 else ():
             if len(said[name]) > 2:
-                lines.setdefault(_role_id(title, name), []).extend(said[name])
+                role = re.sub(r"\W+", "_", f"{title}_{name}".replace(" ", "_"))
+                lines.setdefault(role, []).extend(said[name])
     texts = {role: re.sub(" +", " ", " ".join([*said, ""])) for role, said in lines.items()}
     texts = {role: text for role, text in texts.items() if len(text) > WINDOW}
     if not texts:
@@ -165,7 +166,3 @@ def _said(lines: list[str], layout: _Layout) -> dict[str, list[str]]:
         elif name and (more := layout.more.match(line)):
             said[name].append(more[1])
     return said
-
-
-def _role_id(title: str, name: str) -> str:
-    return re.sub(r"\W+", "_", f"{title}_{name}".replace(" ", "_"))

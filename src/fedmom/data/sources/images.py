@@ -85,13 +85,8 @@ def from_images(
     division.check(name, ids=has_clients)
     x = read_images(name, files, size)
     labels = read_labels(name, numbers_or_texts([p[-2] for p in parts]), x.shape[1:], "classes")
-    return assemble(
-        name,
-        x,
-        labels,
-        owners(name, numbers_or_texts([p[0] for p in parts])) if has_clients else None,
-        division,
-    )
+    clients = owners(name, numbers_or_texts([p[0] for p in parts])) if has_clients else None
+    return assemble(name, x, labels, clients, division)
 
 
 def is_images(path: Path) -> bool:

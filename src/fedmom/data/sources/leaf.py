@@ -6,7 +6,6 @@ longer. Windows of text are laid where they overlap, so that they cost the text 
 """
 
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,15 +47,11 @@ class Files:
             for part in ("train", "test")
         )
 
-    def each_train(self, what: str) -> Iterator[tuple[Path, Shard]]:
-        """Read one train file after another, on a progress bar."""
-        files = self._progress.track(self.train, description=what)
-        return ((file, self.read_train(file)) for file in files)
-
-    def each_test(self, what: str) -> Iterator[tuple[Path, Shard]]:
-        """Read one test file after another, on a progress bar."""
-        files = self._progress.track(self.test, description=what)
-        return ((file, self.read_test(file)) for file in files)
+    def each(self, part: str, what: str) -> Iterator[tuple[Path, Shard]]:
+        """Read one file of a part after another, on a progress bar."""
+        of_train = (self.train, self.read_train)
+        files, read = of_train if part == "train" else (self.test, self.read_test)
+        return ((file, read(file)) for file in self._progress.track(files, description=what))
 
 
 def is_leaf(path: Path) -> bool:
@@ -166,7 +161,7 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
 def _index(files: Files) -> dict[str, Path]:
     """Return the test file of every user in one."""
     test_file: dict[str, Path] = {}
-    for file, clients in files.each_test("Reading test users"):
+    for file, clients in files.each("test", "Reading test users"):
         for user in clients:
             _note(test_file, user, file)
     return test_file
@@ -194,8 +189,8 @@ def _layout(files: Files) -> Layout:
 
 def _largest_label(files: Files) -> int:
     """Read all labels: nothing else says how many classes vectors have."""
-    shards = itertools.chain(files.each_train("Reading labels"), files.each_test("Reading labels"))
-    return max(int(samples.y.max(initial=0)) for _, s in shards for samples in s.values())
+    shards = (s for part in ("train", "test") for _, s in files.each(part, "Reading labels"))
+    return max(int(samples.y.max(initial=0)) for shard in shards for samples in shard.values())
 
 
 def _columns(layout: Layout) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -209,7 +204,7 @@ def _add_all(packer: Packer, layout: Layout, files: Files, test_file: dict[str, 
     """Add the clients of every train file, each with its test samples."""
     train_file: dict[str, Path] = {}
     symbols = 0
-    for file, clients in files.each_train("Packing"):
+    for file, clients in files.each("train", "Packing"):
         tests = _tests_of(clients, files, test_file)
         for user, samples in clients.items():
             _note(train_file, user, file)
@@ -228,7 +223,7 @@ def _add_all(packer: Packer, layout: Layout, files: Files, test_file: dict[str, 
 
 def _add_test_only(packer: Packer, layout: Layout, files: Files) -> None:
     """Add the clients of the test files where LEAF has split by users (-t user)."""
-    for file, clients in files.each_test("Packing test users"):
+    for file, clients in files.each("test", "Packing test users"):
         for user, samples in clients.items():
             if len(samples.y):
                 arrays = _arrays(NOTHING, samples, layout, user, file, file)

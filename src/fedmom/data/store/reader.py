@@ -152,18 +152,11 @@ def load_store(folder: Path) -> FederatedData:
     tested = slice(trained, None) if others else slice(None)
     train = Split(arrays.pop("train_start")[:trained], arrays.pop("train_size")[:trained])
     test = Split(arrays.pop("test_start")[tested], arrays.pop("test_size")[tested])
-    data = FederatedData(
-        name=manifest.name,
-        users=UserNames(characters, ends[:trained]),
-        features=Features(manifest.kind, manifest.shape, manifest.classes, manifest.task),
-        arrays=arrays,
-        train=train,
-        test=test,
-        test_users=UserNames(characters, ends[trained:], int(ends[trained - 1]))
-        if others
-        else None,
-        class_names=manifest.class_names,
-    )
+    users = UserNames(characters, ends[:trained])
+    test_users = UserNames(characters, ends[trained:], int(ends[trained - 1])) if others else None
+    features = Features(manifest.kind, manifest.shape, manifest.classes, manifest.task)
+    known = manifest.name, users, features, arrays, train, test, test_users, manifest.class_names
+    data = FederatedData(*known)
     object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
     return data
 

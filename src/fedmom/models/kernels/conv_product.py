@@ -18,17 +18,7 @@ from jax import lax
 
 from fedmom.core.fusion import kernel
 from fedmom.core.types import Params
-from fedmom.models.kernels.pooling import (
-    BELOW,
-    BESIDE,
-    LEFT,
-    RIGHT,
-    bias_gradient,
-    pixels_alike,
-    pooled,
-    unpooled,
-    winners,
-)
+from fedmom.models.kernels import pooling
 
 MORE = 2  # rows below all patches, where pixels are compared with those below to the right
 
@@ -84,7 +74,7 @@ def by_product(layer: Params, x: jax.Array, padding: str) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _apply(w: jax.Array, b: jax.Array, x: jax.Array, grid: PatchGrid) -> jax.Array:
-    return _images(pooled(_places(w, _patches(x, grid)), b), grid)
+    return _images(pooling.pooled(_places(w, _patches(x, grid)), b), grid)
 
 
 def _forward(
@@ -93,8 +83,8 @@ def _forward(
     maps = _maps(x, grid)
     p = _unfolded(maps, grid)
     y = _places(w, p)
-    out = pooled(y, b)
-    return _images(out, grid), (w, x, p, winners(y, out, _alike(maps, grid)))
+    out = pooling.pooled(y, b)
+    return _images(out, grid), (w, x, p, pooling.winners(y, out, _alike(maps, grid)))
 
 
 def _backward(
@@ -102,12 +92,12 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     w, x, p, code = residuals
     (g,) = jax.linear_transpose(partial(_images, grid=grid), jnp.zeros(code.shape, g.dtype))(g)
-    dy = unpooled(code, g).reshape(-1, g.shape[1])
+    dy = pooling.unpooled(code, g).reshape(-1, g.shape[1])
     dw = _unplaced(jnp.einsum("kn,mn->km", p, dy), side=grid.side)
     # Nobody asks for the gradient of images that are data, and then it is not computed.
     dp = jnp.einsum("km,mn->kn", _placed(w), dy)
     (dx,) = jax.linear_transpose(partial(_patches, grid=grid), x)(dp)
-    return dw, bias_gradient(code, g), dx
+    return dw, pooling.bias_gradient(code, g), dx
 
 
 _apply.defvjp(_forward, _backward)
@@ -230,9 +220,14 @@ def _alike(maps: jax.Array, grid: PatchGrid) -> jax.Array:
 def _pixels_alike(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
     channels, height, width = maps.shape
     flat, length, n = maps.reshape(channels, -1), (height - MORE) * width, grid.samples
-    shifts = {BESIDE: n, BELOW: width, RIGHT: width + n, LEFT: width - n}
+    shifts = {
+        pooling.BESIDE: n,
+        pooling.BELOW: width,
+        pooling.RIGHT: width + n,
+        pooling.LEFT: width - n,
+    }
     others = {bit: flat[:, shift : shift + length] for bit, shift in shifts.items()}
-    return pixels_alike(flat[:, :length], others)
+    return pooling.pixels_alike(flat[:, :length], others)
 
 
 @kernel

@@ -22,18 +22,8 @@ from numpy.typing import NDArray
 
 from fedmom.core.fusion import kernel
 from fedmom.core.types import Params
+from fedmom.models.kernels import pooling
 from fedmom.models.kernels.conv_product import PatchGrid
-from fedmom.models.kernels.pooling import (
-    BELOW,
-    BESIDE,
-    LEFT,
-    RIGHT,
-    bias_gradient,
-    pixels_alike,
-    pooled,
-    widened,
-    winners,
-)
 
 SIDE = 5
 POINTS = np.array([0, 1, -1, 2, -0.5])  # and infinity
@@ -76,7 +66,7 @@ def by_toom_cook(layer: Params, x: jax.Array, padding: str) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _apply(w: jax.Array, b: jax.Array, x: jax.Array, grid: PatchGrid) -> jax.Array:
     v = _unfolded(_evaluated(_maps(x, grid), grid=grid), grid=grid)
-    return _images(pooled(_places(_weights(w), v), b), grid)
+    return _images(pooling.pooled(_places(_weights(w), v), b), grid)
 
 
 def _forward(
@@ -85,8 +75,8 @@ def _forward(
     maps, u = _maps(x, grid), _weights(w)
     v = _unfolded(_evaluated(maps, grid=grid), grid=grid)
     y = _places(u, v)
-    out = pooled(y, b)
-    return _images(out, grid), (x, u, v, winners(y, out, _alike(maps, grid)))
+    out = pooling.pooled(y, b)
+    return _images(out, grid), (x, u, v, pooling.winners(y, out, _alike(maps, grid)))
 
 
 def _backward(
@@ -99,7 +89,7 @@ def _backward(
     dv = jnp.einsum("ikm,imn->ikn", u, products)
     maps = _folded_columns(_evaluated_back(_folded_rows(dv, grid=grid)), grid=grid)
     (dx,) = jax.linear_transpose(partial(_maps, grid=grid), x)(maps)
-    return dw, bias_gradient(code, g), dx
+    return dw, pooling.bias_gradient(code, g), dx
 
 
 _apply.defvjp(_forward, _backward)
@@ -233,7 +223,7 @@ def _alike(maps: jax.Array, grid: PatchGrid) -> jax.Array:
     """Compare the patches of the four places of every square, and return their bits (4, n)."""
     channels, *_, height, width = maps.shape
     pixels = maps.reshape(channels, 2, 2, -1)
-    pixels = widened(pixels, before=grid.samples, after=width + grid.samples)
+    pixels = pooling.widened(pixels, before=grid.samples, after=width + grid.samples)
     bits = _pixels_alike(pixels, width=width, grid=grid).reshape(2, 2, height, width)
     lines = _all_five(bits, shift=grid.samples, length=_run(grid), axis=1).reshape(2, 2, -1)
     squares = grid.squares[0] * _run(grid)
@@ -252,12 +242,12 @@ def _pixels_alike(pixels: jax.Array, *, width: int, grid: PatchGrid) -> jax.Arra
     def bits(row: int, column: int) -> jax.Array:
         down, beside = row * width, column * n
         others = {
-            BESIDE: at(row, 1 - column, beside),
-            BELOW: at(1 - row, column, down),
-            RIGHT: at(1 - row, 1 - column, down + beside),
-            LEFT: at(1 - row, 1 - column, down + beside - n),
+            pooling.BESIDE: at(row, 1 - column, beside),
+            pooling.BELOW: at(1 - row, column, down),
+            pooling.RIGHT: at(1 - row, 1 - column, down + beside),
+            pooling.LEFT: at(1 - row, 1 - column, down + beside - n),
         }
-        return pixels_alike(at(row, column, 0), others)
+        return pooling.pixels_alike(at(row, column, 0), others)
 
     found = [[bits(row, column) for row in (0, 1)] for column in (0, 1)]
     return jnp.stack([jnp.stack(rows) for rows in found])

@@ -25,7 +25,8 @@ BESIDE, BELOW, RIGHT, LEFT = 1, 2, 4, 8
 def pooled(y: jax.Array, bias: jax.Array) -> jax.Array:
     """Return the outputs (filters, n)."""
     # The rectifier and the bias keep the order of values, so they follow on a quarter of them.
-    return jax.nn.relu(_largest(y) + bias[:, None])
+    largest = jnp.maximum(jnp.maximum(y[0], y[1]), jnp.maximum(y[2], y[3]))
+    return jax.nn.relu(largest + bias[:, None])
 
 
 @kernel
@@ -58,10 +59,6 @@ def unpooled(code: jax.Array, g: jax.Array) -> jax.Array:
 def bias_gradient(code: jax.Array, g: jax.Array) -> jax.Array:
     """Return the gradient of the bias."""
     return jnp.where(code < SHUT, g, 0).sum(1)
-
-
-def _largest(y: jax.Array) -> jax.Array:
-    return jnp.maximum(jnp.maximum(y[0], y[1]), jnp.maximum(y[2], y[3]))
 
 
 @kernel
