@@ -127,14 +127,11 @@ def check(source: str) -> None:
     "s",
     type=click.Choice(["niid", "iid"]),
     default="niid",
-    show_default=True,
     help="Sample by users, or pool all samples and assign them to new users.",
 )
-@click.option("--sf", type=float, default=1.0, show_default=True, help="Fraction of the samples.")
+@click.option("--sf", type=float, default=1.0, help="Fraction of the samples.")
 @click.option("--iu", type=float, help="With -s iid: new users, as a fraction. [default: 0.01]")
-@click.option(
-    "-k", "k", type=int, default=0, show_default=True, help="Drop users with fewer samples."
-)
+@click.option("-k", "k", type=int, default=0, help="Drop users with fewer samples.")
 @click.option(
     "-t",
     "t",
@@ -142,8 +139,8 @@ def check(source: str) -> None:
     help="Split anew: each user's samples, or the users. [default: the source's split]",
 )
 @click.option("--tf", type=float, help="With -t: fraction for training. [default: 0.9]")
-@click.option("--smplseed", type=int, default=0, show_default=True, help="Seed of the sampling.")
-@click.option("--spltseed", type=int, default=0, show_default=True, help="Seed of the split.")
+@click.option("--smplseed", type=int, default=0, help="Seed of the sampling.")
+@click.option("--spltseed", type=int, default=0, help="Seed of the split.")
 @click.option(
     "--partition",
     "spec",
@@ -157,9 +154,7 @@ def check(source: str) -> None:
 )
 @click.option("--url", help="femnist: where from. [default: NIST's own server]")
 @click.option(
-    "--out",
-    type=FOLDER,
-    help="The new store, for --data. [default for femnist: the name femnist]",
+    "--out", type=FOLDER, help="The new store, for --data. [default for femnist: the name femnist]"
 )
 def prepare(
     source: str,

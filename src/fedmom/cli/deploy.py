@@ -31,11 +31,10 @@ def deploy_commands() -> None:
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--devices", type=int, default=2, show_default=True, help="How many get a key.")
+@click.option("--devices", type=int, default=2, help="How many get a key.")
 @click.option(
     "--address",
     default="127.0.0.1:8443",
-    show_default=True,
     metavar="HOST:PORT",
     help="Address at which devices reach the server.",
 )

@@ -28,7 +28,6 @@ STYLES = {
     "--scale",
     type=click.Choice(list(plan.SCALES)),
     default="quick",
-    show_default=True,
     help="quick: minutes, data that needs no download. full: 1,000 rounds, ten seeds; many hours.",
 )
 @click.option("--out", type=FOLDER, help="Folder [default: runs/paper-SCALE].")
@@ -40,7 +39,6 @@ STYLES = {
 @click.option(
     "--runtime",
     default="local",
-    show_default=True,
     help="Where runs are trained, such as ray:address=auto; the results are the same.",
 )
 def paper(

@@ -46,16 +46,12 @@ def run(file: Path | None, out: Path | None, overwrite: bool, **options: Any) ->
 
 @click.command()
 @click.option(
-    "--algorithms",
-    default=",".join(ALGORITHMS),
-    show_default=True,
-    help="The algorithms, separated by commas.",
+    "--algorithms", default=",".join(ALGORITHMS), help="The algorithms, separated by commas."
 )
 @click.option(
     "--seeds",
     type=click.IntRange(max=MOST_SEEDS),
     default=1,
-    show_default=True,
     metavar="N",
     help="Seeds of each algorithm, counted from --seed on: 10 give useful intervals.",
 )

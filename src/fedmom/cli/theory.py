@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     from fedmom.theory.lr_advice import BestLr
 
 CONSTANT = click.FloatRange(max=1e100)  # products of them stay finite
-OUT_FOLDER = click.option(
-    "--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures."
-)
-ROUNDS = click.option(
-    "--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Rounds, T."
-)
+OUT_FOLDER = click.option("--out", type=FOLDER, default=Path("theory"), help="For figures.")
+ROUNDS = click.option("--rounds", type=click.IntRange(min=1), default=100, help="Rounds, T.")
 # Settings of a run that the bounds and the prediction depend on.
 TASK = (
     *("data", "model", "algorithm", "clients_per_round", "batch_size", "local_steps"),
@@ -58,7 +54,7 @@ def with_settings(names: tuple[str, ...]) -> Callable[[Command], Command]:
 def count(flag: str, default: int, text: str, most: int = 10_000) -> Callable[[Command], Command]:
     """Return an option that is a number of things to measure."""
     kind = click.IntRange(1, most)
-    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+    return click.option(flag, type=kind, default=default, help=text)
 
 
 def task_options(command: Command) -> Command:
@@ -223,7 +219,6 @@ def counterexample(out: Path) -> None:
     "beta",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.9,
-    show_default=True,
     help="FedMom's β.",
 )
 @count("--short-run", 50, "Rounds of FedAvg from each of the two models looked at.", 100_000)
@@ -232,9 +227,7 @@ def counterexample(out: Path) -> None:
     type=click.FloatRange(min=0, min_open=True),
     help="Constant γ of the short run [default: the first γ of --lr].",
 )
-@click.option(
-    "--lowest-loss", type=float, default=0.0, show_default=True, help="f_inf of your task."
-)
+@click.option("--lowest-loss", type=float, default=0.0, help="f_inf of your task.")
 @count("--clients", SpectrumBudget.clients, "Clients looked at.")
 @click.option("--no-map", is_flag=True, help="Print the prediction only.")
 @OUT_FOLDER
