@@ -124,17 +124,15 @@ def check(source: str) -> None:
 @SOURCE
 @click.option(
     "-s",
-    "s",
     type=click.Choice(["niid", "iid"]),
     default="niid",
     help="Sample by users, or pool all samples and assign them to new users.",
 )
 @click.option("--sf", type=float, default=1.0, help="Fraction of the samples.")
 @click.option("--iu", type=float, help="With -s iid: new users, as a fraction. [default: 0.01]")
-@click.option("-k", "k", type=int, default=0, help="Drop users with fewer samples.")
+@click.option("-k", type=int, default=0, help="Drop users with fewer samples.")
 @click.option(
     "-t",
-    "t",
     type=click.Choice(["sample", "user"]),
     help="Split anew: each user's samples, or the users. [default: the source's split]",
 )

@@ -133,7 +133,7 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     from fedmom.flower.server import follow
 
     deployment = open_deployment(folder)
-    values = gather(file, options, {})
+    values = gather(file, options)
     place = (out or _free(deployment.path / "runs")).resolve()
     resume = f"fedmom deploy run {folder} --out {place}"
     with told_at_interrupt(f"Stopped; nothing is lost. Resume with: {resume}"):

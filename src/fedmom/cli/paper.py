@@ -17,8 +17,6 @@ STYLES = {
     Status.PART: "yellow",
     Status.FAILS: "red",
     Status.OPEN: "cyan",
-    Status.FEW: "dim",
-    Status.UNKNOWN: "dim",
 }
 
 
@@ -75,7 +73,7 @@ def paper(
         made = make(folder, chosen, parts, OUT, train=not no_train, runtime=runtime)
     view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for verdict in made.verdicts:
-        view.add_row(Text(str(verdict.status), STYLES[verdict.status]), verdict.claim)
+        view.add_row(Text(str(verdict.status), STYLES.get(verdict.status, "dim")), verdict.claim)
     OUT.print(view)
     if made.progress:
         OUT.print(made.progress)

@@ -39,7 +39,7 @@ def run(file: Path | None, out: Path | None, overwrite: bool, **options: Any) ->
     """
     from fedmom.api.calls import new_run
 
-    with new_run(gather(file, options, {}), out, overwrite) as new, _resumable(new.path):
+    with new_run(gather(file, options), out, overwrite) as new, _resumable(new.path):
         _finish_run(new)
     OUT.print(f"Run folder: {new.path}")
 
@@ -82,7 +82,7 @@ def compare(
     from fedmom.experiments.results import COMPARE_LIST
 
     names = {slug(algorithm): algorithm for algorithm in split_names(algorithms)}
-    runs = run_lists.of_comparison(gather(file, options, DEFAULTS), names, seeds)
+    runs = run_lists.of_comparison(DEFAULTS | gather(file, options), names, seeds)
     with new_runs(runs, COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_comparison(new)
 
@@ -111,7 +111,7 @@ def sweep(
     from fedmom.api.calls import new_runs
     from fedmom.experiments.results import SWEEP_LIST
 
-    values = gather(file, options, {})
+    values = gather(file, options)
     in_file = values.pop("grid", {})
     lists = {**in_file, **parse_grid(grid)} if isinstance(in_file, dict) else in_file
     if lists == {}:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmom.cli.output import FOLDER, OUT
-from fedmom.cli.setting_options import Command, setting_option
+from fedmom.cli.setting_options import Command, gather, options_of
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars
 from fedmom.experiments import settings
-from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.experiments.settings import RunConfig
 from fedmom.reports.charts import Figure
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.measurement_budget import EstimateBudget, SpectrumBudget
@@ -40,17 +40,6 @@ MOMENTUM_TASK = (
 )
 
 
-def with_settings(names: tuple[str, ...]) -> Callable[[Command], Command]:
-    """Give a command the options of some settings."""
-
-    def decorated(command: Command) -> Command:
-        for name in reversed(names):
-            command = setting_option(name)(command)
-        return command
-
-    return decorated
-
-
 def count(flag: str, default: int, text: str, most: int = 10_000) -> Callable[[Command], Command]:
     """Return an option that is a number of things to measure."""
     kind = click.IntRange(1, most)
@@ -66,7 +55,7 @@ def task_options(command: Command) -> Command:
         count("--short-run", 50, "Rounds of the run along which the models lie.", 100_000),
     ):
         command = option(command)
-    return with_settings(TASK)(command)
+    return options_of(TASK)(command)
 
 
 @click.group(name="theory")
@@ -213,7 +202,7 @@ def counterexample(out: Path) -> None:
 
 @theory_commands.command()
 @click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
-@with_settings(MOMENTUM_TASK)
+@options_of(MOMENTUM_TASK)
 @click.option(
     "--momentum",
     "beta",
@@ -294,8 +283,7 @@ def _task(options: dict[str, Any]) -> "tuple[Experiment, EstimateBudget, int]":
 
     budget = EstimateBudget(*(options.pop(name) for name in ("clients", "samples", "models")))
     short_run: int = options.pop("short_run")
-    given = {kebab(n): v for n, v in options.items() if v is not None}
-    config = settings.parse(defaults.fitting({**given, "rounds": short_run}))
+    config = settings.parse(defaults.fitting({**gather(None, options), "rounds": short_run}))
     if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
         raise FedMomError(
             f"There is no bound for {config.algorithm}. Use fedsgd, fedavg or fedmom."
@@ -394,8 +382,8 @@ def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path
     short_run, short_lr, lowest = (
         options.pop(name) for name in ("short_run", "short_lr", "lowest_loss")
     )
-    given = {kebab(n): v for n, v in options.items() if v is not None}
-    experiment = build.prepare(settings.parse({**given, "data": data, "algorithm": "fedavg"}))
+    given = gather(None, options) | {"data": data, "algorithm": "fedavg"}
+    experiment = build.prepare(settings.parse(given))
     with bars(OUT) as bar:
         task = bar.add_task("short run and spectra", total=ticks(short_run, budget))
         found = predict(
