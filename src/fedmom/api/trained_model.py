@@ -108,11 +108,10 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
     symbols = _symbols(experiment.data)
-    codes = _encoded(prompt or symbols[0], symbols)
-    codes = np.concatenate([np.zeros(max(0, window - len(codes)), codes.dtype), codes])
+    codes = np.pad(_encoded(prompt or symbols[0], symbols), (window, 0))[-window:]
     written = []
     for _ in range(length):
-        logits = np.asarray(apply(params, codes[None, -window:].astype(np.int32)))[0]
+        logits = np.asarray(apply(params, codes[None]))[0]
         code = _drawn(logits.astype(np.float64), temperature, rng)
         codes = np.append(codes[1:], np.array(code, codes.dtype))
         written.append(symbols[code])

@@ -1,5 +1,6 @@
 """The commands that put a run on real devices: init, server, device, run, status."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
 
     deployment = open_deployment(folder)
     values = gather(file, options)
-    place = (out or _free(deployment.path / "runs")).resolve()
+    new = (deployment.path / "runs" / f"run-{number}" for number in itertools.count(1))
+    place = (out or next(path for path in new if not path.exists())).resolve()
     resume = f"fedmom deploy run {folder} --out {place}"
     with told_at_interrupt(f"Stopped; nothing is lost. Resume with: {resume}"):
         follow(deployment, place, values, say, note)
@@ -163,11 +165,3 @@ def status(folder: Path) -> None:
     folders = sorted(p.parent for p in (deployment.path / "runs").glob("*/config.toml"))
     for found in find(folders) if folders else []:
         say(f"{found.path}: {found.done} of {found.config.rounds} rounds, {found.status}")
-
-
-def _free(runs: Path) -> Path:
-    """Return a folder for a new run."""
-    number = 1
-    while (folder := runs / f"run-{number}").exists():
-        number += 1
-    return folder
