@@ -27,7 +27,6 @@ from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
 from fedmom.training import PACES, SAMPLERS, diagnostics, loop
-from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.loop import Record, State
 from fedmom.training.pace import Pace
 from fedmom.training.samplers import Sampler
@@ -79,11 +78,6 @@ class Experiment:
         runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
         return runtime
 
-    def diagnostics(self) -> Diagnostics | None:
-        """Return the diagnostics of the run, if the settings ask for them."""
-        every = self.config.diagnostics_every
-        return None if every is None else Diagnostics(self.workload, every=every)
-
     def train(
         self, state: State, runtime: Runtime, rounds: int | None = None, **how: Any
     ) -> Iterator[tuple[State, Record]]:
@@ -110,14 +104,6 @@ class Experiment:
                 raise
             rate = schedules.at(schedules.parse(self.config.server_lr), error.round)
             raise ServerDivergedError(error.round, f"server-lr {rate:g}") from None
-
-
-class Loaded(dict[str, FederatedData]):
-    """Datasets by their spec, each loaded once."""
-
-    def __missing__(self, spec: str) -> FederatedData:
-        self[spec] = datasets.load(spec)
-        return self[spec]
 
 
 def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:

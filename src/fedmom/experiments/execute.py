@@ -16,9 +16,10 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint, Tensors
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
-from fedmom.experiments.observers import Event, Observer, TensorBoard
+from fedmom.experiments.observers import Event, Observers, TensorBoard
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
+from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
@@ -39,7 +40,7 @@ def warn(text: str) -> None:
 def execute(
     folder: RunFolder,
     experiment: Experiment,
-    observers: Sequence[Observer] = (),
+    observers: Observers = (),
     *,
     accept_changes: bool = False,
     say: Say = warn,
@@ -78,15 +79,12 @@ class _Execution:
     """One run, from its checkpoint to its end."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        experiment: Experiment,
-        observers: Sequence[Observer],
-        runtime: Runtime,
+        self, folder: RunFolder, experiment: Experiment, observers: Observers, runtime: Runtime
     ) -> None:
         self._folder, self._experiment, self._observers = folder, experiment, observers
         self._runtime, self._config = runtime, experiment.config
-        self._diagnostics = experiment.diagnostics()
+        every = experiment.config.diagnostics_every
+        self._diagnostics = every and Diagnostics(experiment.workload, every=every)
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
         self._is_long = False  # whether the rows of its rounds are left to the log
