@@ -14,8 +14,11 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars
 from fedmom.experiments import settings
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.results import THEORY
 from fedmom.experiments.settings import RunConfig
 from fedmom.reports.charts import Figure
+from fedmom.theory import counterexample as example
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.measurement_budget import EstimateBudget, SpectrumBudget
 from fedmom.theory.momentum_map import PANELS, PER_ROUND, figure, general_maps
@@ -177,8 +180,6 @@ def check(folder: Path) -> None:
     fedmom theory check runs/first
     """
     from fedmom.experiments.build import prepare
-    from fedmom.experiments.folder import RunFolder
-    from fedmom.experiments.results import THEORY
     from fedmom.theory.lr_advice import sentence
 
     text = sentence(prepare(RunFolder.open(folder).settings()))
@@ -194,7 +195,6 @@ def counterexample(out: Path) -> None:
     The corrected bound is shown next to the paper's.
     """
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory import counterexample as example
 
     OUT.print(tables.counterexample_table(example.compare([10**power for power in range(6)])))
     _draw(example.figure(), out)

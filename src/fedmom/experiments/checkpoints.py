@@ -55,8 +55,7 @@ class Pointer(NamedTuple):
 
     def json(self) -> bytes:
         """Return the content of the file."""
-        known = {"sha256": self.sha256, "lines": self.lines}
-        more = {key: value for key, value in known.items() if value is not None}
+        more = {key: value for key, value in self._asdict().items() if value is not None}
         return json.dumps({"round": self.round, "tensors": self.tensors, **more}).encode()
 
 
