@@ -51,8 +51,7 @@ def predicted(data: FederatedData, found: NDArray[Any]) -> NDArray[Any]:
     if task == "regression":
         return found
     if task == "multilabel":
-        applies: NDArray[Any] = found > 0
-        return applies
+        return found > 0
     return labelled(data, np.argmax(found, axis=-1))
 
 
@@ -270,9 +269,8 @@ def onnx_bytes(run: "Run", batch: int) -> bytes:
     kind = np.int32 if features.kind == "text" else np.float32
     inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
     with _quiet(), plain_calls():
-        made: Any = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
-    content: bytes = made.SerializeToString()
-    return content
+        made = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
+    return made.SerializeToString()
 
 
 @contextlib.contextmanager

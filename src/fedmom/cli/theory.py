@@ -45,8 +45,7 @@ MOMENTUM_TASK = (
 
 def count(flag: str, default: int, text: str, most: int = 10_000) -> Callable[[Command], Command]:
     """Return an option that is a number of things to measure."""
-    kind = click.IntRange(1, most)
-    return click.option(flag, type=kind, default=default, help=text)
+    return click.option(flag, type=click.IntRange(1, most), default=default, help=text)
 
 
 def task_options(command: Command) -> Command:

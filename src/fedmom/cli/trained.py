@@ -91,8 +91,7 @@ def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -
     \b
     fedmom sample runs/bard --prompt "To be" --length 400
     """
-    text = _opened(run).sample(prompt, length=length, temperature=temperature, seed=seed)
-    say(text)
+    say(_opened(run).sample(prompt, length=length, temperature=temperature, seed=seed))
 
 
 @click.command()

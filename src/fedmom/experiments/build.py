@@ -75,8 +75,7 @@ class Experiment:
         workload = self.workload
         if work is not None:
             workload = replace(workload, algorithm=workload.algorithm._replace(work=work))
-        runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
-        return runtime
+        return RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
 
     def train(
         self, state: State, runtime: Runtime, rounds: int | None = None, **how: Any
