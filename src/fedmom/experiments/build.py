@@ -27,6 +27,7 @@ from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
 from fedmom.training import PACES, SAMPLERS, diagnostics, loop
+from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.loop import Record, State
 from fedmom.training.pace import Pace
 from fedmom.training.samplers import Sampler
@@ -76,6 +77,11 @@ class Experiment:
         if work is not None:
             workload = replace(workload, algorithm=workload.algorithm._replace(work=work))
         return RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
+
+    def diagnostics(self) -> Diagnostics | None:
+        """Return the diagnostics of the run, if the settings ask for them."""
+        every = self.config.diagnostics_every
+        return None if every is None else Diagnostics(self.workload, every=every)
 
     def train(
         self, state: State, runtime: Runtime, rounds: int | None = None, **how: Any

@@ -19,7 +19,6 @@ from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.observers import Event, Observers, TensorBoard
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
-from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
@@ -83,8 +82,7 @@ class _Execution:
     ) -> None:
         self._folder, self._experiment, self._observers = folder, experiment, observers
         self._runtime, self._config = runtime, experiment.config
-        every = experiment.config.diagnostics_every
-        self._diagnostics = every and Diagnostics(experiment.workload, every=every)
+        self._diagnostics = experiment.diagnostics()
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
         self._is_long = False  # whether the rows of its rounds are left to the log
