@@ -162,7 +162,7 @@ def test_everything_left_open_is_filled_in():
             "algorithm": "fedadam:tau=0.1,beta2=0.5",
             "aggregate": "clip:norm=0.5+mean",
             "weighting": "uniform",
-            "sampler": "weighted",
+            "sampler": "poisson",
             "pace": "buffered:in_flight=6,timeout=10",
             "runtime": "local:workers=2",
             "bad-replies": "skip",

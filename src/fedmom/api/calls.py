@@ -1,24 +1,27 @@
 """Whole experiments in one call each: run, compare, sweep, resume, load, report."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from fedmom import data as datasets
 from fedmom.api.runs import Run, Runs, write_report
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, removed_if_refused, slug
+from fedmom.data.federated import FederatedData
 from fedmom.experiments import collection, object_names, results, run_lists
 from fedmom.experiments import settings as schema
-from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import COMPARE_LIST, SWEEP_LIST
 from fedmom.experiments.settings import RunConfig
 
 Place = str | Path
+Load = Callable[[str], FederatedData]
 
 
 def run(
@@ -311,15 +314,15 @@ def new_runs(
 def opened(folder: Path, given: Mapping[str, Any]) -> Run | Runs:
     """Return what is in a folder, of which nothing but settings is read yet."""
     collection.refuse_journal(folder)
-    named, loaded = _named(given) if given else {}, Loaded()
+    named, load_data = _named(given) if given else {}, cache(datasets.load)
     for list_name in results.LISTS:
         if (folder / list_name).exists():
             names = results.read_names(folder / list_name)
-            return Runs(folder, {name: _opened(folder / name, named, loaded) for name in names})
-    return _opened(folder, named, loaded)
+            return Runs(folder, {name: _opened(folder / name, named, load_data) for name in names})
+    return _opened(folder, named, load_data)
 
 
-def _opened(path: Path, given: Mapping[str, Any], loaded: Loaded) -> Run:
+def _opened(path: Path, given: Mapping[str, Any], load_data: Load) -> Run:
     config = RunFolder.open(path).settings()
     before = config.model_dump(by_alias=True)
     for name, value in given.items():
@@ -328,10 +331,10 @@ def _opened(path: Path, given: Mapping[str, Any], loaded: Loaded) -> Run:
                 f"{path} was started with {name} {before.get(name)}, and this is {value}. Give the"
                 " same object, or start a new run."
             )
-    return Run(path, partial(_built, path, config, set(given), loaded))
+    return Run(path, partial(_built, path, config, set(given), load_data))
 
 
-def _built(path: Path, config: RunConfig, given: set[str], loaded: Loaded) -> Experiment:
+def _built(path: Path, config: RunConfig, given: set[str], load_data: Load) -> Experiment:
     """Return the parts of a run that was started before, once it has all its objects."""
     keep_programs()
     lost = object_names.missing(config.model_dump(), given)
@@ -342,7 +345,7 @@ def _built(path: Path, config: RunConfig, given: set[str], loaded: Loaded) -> Ex
             f"{path} was started from Python, with objects for its {named}. Give them again:"
             f" fedmom.load({str(path)!r}, {wanted})."
         )
-    return prepare(config, loaded[config.data])
+    return prepare(config, load_data(config.data))
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:

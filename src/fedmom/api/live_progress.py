@@ -16,7 +16,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.collection import Outcome, side_by_side
 from fedmom.experiments.execute import execute, warn
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.observers import Event, Observer, RisingLoss, warn_if_risen
+from fedmom.experiments.observers import Event, Observers, RisingLoss, warn_if_risen
 from fedmom.experiments.results import Result, metrics_of
 
 if TYPE_CHECKING:
@@ -28,12 +28,7 @@ SHORT = {"accuracy": "acc"}
 
 
 def finish(
-    run: "Run",
-    console: Console,
-    *,
-    callbacks: Sequence[Observer] = (),
-    say: Say = warn,
-    **how: Any,
+    run: "Run", console: Console, *, callbacks: Observers = (), say: Say = warn, **how: Any
 ) -> Result:
     """Run until the last round; ``how`` are more arguments of ``execute``.
 
@@ -44,7 +39,7 @@ def finish(
     _prepare(callbacks)
     config = run.experiment.config
     with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
-        observers: list[Observer] = [shown, RisingLoss(config, say), *callbacks]
+        observers: Observers = [shown, RisingLoss(config, say), *callbacks]
         result = execute(RunFolder.open(run.path), run.experiment, observers, say=say, **how)
     if result.error:
         raise result.error
@@ -53,12 +48,7 @@ def finish(
 
 
 def finish_all(
-    runs: "Runs",
-    console: Console,
-    *,
-    callbacks: Sequence[Observer] = (),
-    say: Say = warn,
-    **how: Any,
+    runs: "Runs", console: Console, *, callbacks: Observers = (), say: Say = warn, **how: Any
 ) -> tuple[dict[str, Result], dict[str, FedMomError]]:
     """Run side by side until the last round; a run that fails does not stop the others.
 
@@ -78,7 +68,7 @@ def finish_all(
     return results, errors
 
 
-def _prepare(callbacks: Sequence[Observer]) -> None:
+def _prepare(callbacks: Observers) -> None:
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise FedMomError(
             f"callbacks is {callbacks!r}. Give a list of functions of a fedmom.Event."

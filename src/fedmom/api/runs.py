@@ -21,7 +21,6 @@ from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import Group, Result, as_groups, target
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Grid
-from fedmom.runtimes.base import Scores
 from fedmom.training.evaluation import per_client
 from fedmom.training.loop import model_of
 
@@ -228,7 +227,7 @@ class Run(_Results):
         with contextlib.closing(self.experiment.runtime()) as runtime:
             if "test" not in runtime.splits:
                 return _pandas().DataFrame()
-            scores: Scores = runtime.evaluate(self.params, "test")
+            scores = runtime.evaluate(self.params, "test")
         found = {"loss": scores.sums["loss"] / scores.evaluated}
         found |= {metric.name: per_client(metric, scores)[0] for metric in scores.metrics}
         has = np.flatnonzero(self.experiment.data.test.size)

@@ -51,8 +51,7 @@ def predicted(data: FederatedData, found: NDArray[Any]) -> NDArray[Any]:
     if task == "regression":
         return found
     if task == "multilabel":
-        applies: NDArray[Any] = found > 0
-        return applies
+        return found > 0
     return labelled(data, np.argmax(found, axis=-1))
 
 
@@ -108,11 +107,10 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
     symbols = _symbols(experiment.data)
-    codes = _encoded(prompt or symbols[0], symbols)
-    codes = np.concatenate([np.zeros(max(0, window - len(codes)), codes.dtype), codes])
+    codes = np.pad(_encoded(prompt or symbols[0], symbols), (window, 0))[-window:]
     written = []
     for _ in range(length):
-        logits = np.asarray(apply(params, codes[None, -window:].astype(np.int32)))[0]
+        logits = np.asarray(apply(params, codes[None]))[0]
         code = _drawn(logits.astype(np.float64), temperature, rng)
         codes = np.append(codes[1:], np.array(code, codes.dtype))
         written.append(symbols[code])
@@ -271,9 +269,8 @@ def onnx_bytes(run: "Run", batch: int) -> bytes:
     kind = np.int32 if features.kind == "text" else np.float32
     inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
     with _quiet(), plain_calls():
-        made: Any = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
-    content: bytes = made.SerializeToString()
-    return content
+        made = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
+    return made.SerializeToString()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Table
@@ -12,9 +12,12 @@ from fedmom import data as datasets
 from fedmom.cli.output import FOLDER, OUT, listing
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, slug
-
-if TYPE_CHECKING:
-    from fedmom.data.federated import FederatedData
+from fedmom.data import leaf_sampling, summary
+from fedmom.data.federated import FederatedData
+from fedmom.data.partition import PARTITIONS, repartition
+from fedmom.data.rows.assembly import NoClientsError
+from fedmom.data.store.reader import check_store, is_store, read_manifest
+from fedmom.data.store.writer import save_store
 
 SOURCE = click.argument("source")
 NAMES_SHOWN, LETTERS_SHOWN = 20, 40
@@ -32,9 +35,6 @@ def data_commands() -> None:
 @data_commands.command(name="list")
 def list_() -> None:
     """List the datasets: by name, by kind of file, and prepared ones."""
-    from fedmom.data.partition import PARTITIONS
-    from fedmom.data.store.reader import is_store, read_manifest
-
     view = listing("", "--data", "what it is")
     for spec, about in datasets.DATASETS.described():
         view.add_row("name", spec, about)
@@ -55,8 +55,6 @@ def list_() -> None:
 @SOURCE
 def stats(source: str) -> None:
     """Print the paper's Table 2 for a dataset, next to the paper's own row."""
-    from fedmom.data import summary
-
     data = datasets.load(source)
     view = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     view.add_column("dataset")
@@ -108,9 +106,6 @@ def _refuse(source: str, faults: list[str]) -> None:
 @SOURCE
 def check(source: str) -> None:
     """Read a whole dataset and report any faults."""
-    from fedmom.data import summary
-    from fedmom.data.store.reader import check_store, is_store
-
     found = datasets.path_of(source)
     if found is not None and is_store(found[0]):
         _refuse(source, check_store(found[0]))
@@ -124,26 +119,21 @@ def check(source: str) -> None:
 @SOURCE
 @click.option(
     "-s",
-    "s",
     type=click.Choice(["niid", "iid"]),
     default="niid",
-    show_default=True,
     help="Sample by users, or pool all samples and assign them to new users.",
 )
-@click.option("--sf", type=float, default=1.0, show_default=True, help="Fraction of the samples.")
+@click.option("--sf", type=float, default=1.0, help="Fraction of the samples.")
 @click.option("--iu", type=float, help="With -s iid: new users, as a fraction. [default: 0.01]")
-@click.option(
-    "-k", "k", type=int, default=0, show_default=True, help="Drop users with fewer samples."
-)
+@click.option("-k", type=int, default=0, help="Drop users with fewer samples.")
 @click.option(
     "-t",
-    "t",
     type=click.Choice(["sample", "user"]),
     help="Split anew: each user's samples, or the users. [default: the source's split]",
 )
 @click.option("--tf", type=float, help="With -t: fraction for training. [default: 0.9]")
-@click.option("--smplseed", type=int, default=0, show_default=True, help="Seed of the sampling.")
-@click.option("--spltseed", type=int, default=0, show_default=True, help="Seed of the split.")
+@click.option("--smplseed", type=int, default=0, help="Seed of the sampling.")
+@click.option("--spltseed", type=int, default=0, help="Seed of the split.")
 @click.option(
     "--partition",
     "spec",
@@ -157,9 +147,7 @@ def check(source: str) -> None:
 )
 @click.option("--url", help="femnist: where from. [default: NIST's own server]")
 @click.option(
-    "--out",
-    type=FOLDER,
-    help="The new store, for --data. [default for femnist: the name femnist]",
+    "--out", type=FOLDER, help="The new store, for --data. [default for femnist: the name femnist]"
 )
 def prepare(
     source: str,
@@ -177,10 +165,6 @@ def prepare(
     fedmom data prepare mnist/ --partition dirichlet:alpha=0.3,clients=200 --out mnist-skewed
     fedmom run --data bard --lr 0.3
     """
-    from fedmom.data import leaf_sampling, summary
-    from fedmom.data.store.reader import is_store
-    from fedmom.data.store.writer import save_store
-
     if source == "femnist":
         _fetch_femnist(archives or cache_folder() / "downloads", url)
         if out is None:
@@ -197,11 +181,8 @@ def prepare(
     OUT.print(f"{out}: {row.samples:,} samples of {row.clients:,} clients. Use it as --data {out}")
 
 
-def _dealt(source: str, partition: str | None, seed: int) -> "FederatedData":
+def _dealt(source: str, partition: str | None, seed: int) -> FederatedData:
     """Load a dataset and deal its rows by --partition, if that is given."""
-    from fedmom.data.partition import repartition
-    from fedmom.data.rows.assembly import NoClientsError
-
     try:
         data = datasets.load(source)
     except NoClientsError:

@@ -1,5 +1,6 @@
 """The commands that put a run on real devices: init, server, device, run, status."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import click
 from fedmom.cli.output import FOLDER, OUT, note, say, show_result, told_at_interrupt
 from fedmom.cli.setting_options import gather, setting_options
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import slug
+from fedmom.experiments import results
+from fedmom.flower import layout
 
 
 @click.group("deploy")
@@ -31,11 +35,10 @@ def deploy_commands() -> None:
 
 @deploy_commands.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--devices", type=int, default=2, show_default=True, help="How many get a key.")
+@click.option("--devices", type=int, default=2, help="How many get a key.")
 @click.option(
     "--address",
     default="127.0.0.1:8443",
-    show_default=True,
     metavar="HOST:PORT",
     help="Address at which devices reach the server.",
 )
@@ -47,14 +50,12 @@ def init(folder: Path, devices: int, address: str, insecure: bool) -> None:
     fedmom deploy init fl --devices 3
     fedmom deploy init fl --devices 3 --address fl.example.org:9443
     """
-    from fedmom.flower.layout import create, is_loopback, split_address
-
-    deployment = create(folder, address, devices, insecure=insecure)
+    deployment = layout.create(folder, address, devices, insecure=insecure)
     OUT.print(f"App, with the settings of runs: {deployment.app / 'pyproject.toml'}")
     if devices:
         OUT.print(f"Copy each folder below {folder / 'devices'} to its device, and nowhere else.")
     OUT.print(f"Start the server: fedmom deploy server {folder}")
-    if not is_loopback(split_address(address)[0]):
+    if not layout.is_loopback(layout.split_address(address)[0]):
         OUT.print(
             f"Its SuperLink listens on {deployment.listen} only. Let devices in with nginx:"
             f" nginx -c {deployment.server.resolve() / 'nginx.conf'}"
@@ -72,9 +73,6 @@ def add_device(folder: Path, name: str) -> None:
     \b
     fedmom deploy add-device fl kitchen
     """
-    from fedmom.core.files import slug
-    from fedmom.flower import layout
-
     deployment = layout.open_deployment(folder)
     if slug(name) != name or not name or name.startswith("."):
         raise FedMomError(f"{name!r} cannot name a device. Use letters, digits and - or _.")
@@ -91,11 +89,10 @@ def server(folder: Path) -> None:
     \b
     fedmom deploy server fl
     """
-    from fedmom.flower.layout import open_deployment
     from fedmom.flower.server import serve
 
     with told_at_interrupt("The server has stopped. Runs resume from their last checkpoint."):
-        serve(open_deployment(folder), say)
+        serve(layout.open_deployment(folder), say)
 
 
 @deploy_commands.command()
@@ -111,10 +108,9 @@ def device(folder: Path, data: str, client: str | None, server: str | None) -> N
     fedmom deploy device device-1 --data synthetic:clients=3 --client 0
     """
     from fedmom.flower.device import participate
-    from fedmom.flower.layout import open_device
 
     with told_at_interrupt("This device no longer takes part."):
-        participate(open_device(folder, server), data, client, say)
+        participate(layout.open_device(folder, server), data, client, say)
 
 
 @deploy_commands.command()
@@ -129,17 +125,16 @@ def run(folder: Path, file: Path | None, out: Path | None, **options: Any) -> No
     \b
     fedmom deploy run fl --rounds 50
     """
-    from fedmom.experiments.results import read
-    from fedmom.flower.layout import open_deployment
     from fedmom.flower.server import follow
 
-    deployment = open_deployment(folder)
-    values = gather(file, options, {})
-    place = (out or _free(deployment.path / "runs")).resolve()
+    deployment = layout.open_deployment(folder)
+    values = gather(file, options)
+    new = (deployment.path / "runs" / f"run-{number}" for number in itertools.count(1))
+    place = (out or next(path for path in new if not path.exists())).resolve()
     resume = f"fedmom deploy run {folder} --out {place}"
     with told_at_interrupt(f"Stopped; nothing is lost. Resume with: {resume}"):
         follow(deployment, place, values, say, note)
-    show_result(read(place))
+    show_result(results.read(place))
     OUT.print(f"Run folder: {place}")
 
 
@@ -151,24 +146,14 @@ def status(folder: Path) -> None:
     \b
     fedmom deploy status fl
     """
-    from fedmom.experiments.results import find
     from fedmom.flower.control import Control
-    from fedmom.flower.layout import open_deployment
     from fedmom.reports import result_tables
 
-    deployment = open_deployment(folder)
+    deployment = layout.open_deployment(folder)
     with Control(deployment) as control:
         nodes = control.nodes()
     rows = [[n.name, "online" if n.online else "offline", n.since[:19]] for n in nodes]
     OUT.print(result_tables.rich_table(("device", "is", "since (UTC)"), rows))
     folders = sorted(p.parent for p in (deployment.path / "runs").glob("*/config.toml"))
-    for found in find(folders) if folders else []:
+    for found in results.find(folders) if folders else []:
         say(f"{found.path}: {found.done} of {found.config.rounds} rounds, {found.status}")
-
-
-def _free(runs: Path) -> Path:
-    """Return a folder for a new run."""
-    number = 1
-    while (folder := runs / f"run-{number}").exists():
-        number += 1
-    return folder

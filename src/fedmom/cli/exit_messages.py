@@ -55,7 +55,7 @@ def told(error: BaseException, *, interrupted: bool = False) -> int:
         error.show()
         return error.exit_code
     text = sentence(error)
-    output.failed(f"error: {text or _of_bug(error)}")
+    output.ERR.print(f"error: {text or _of_bug(error)}", style="red", highlight=False)
     return MISTAKE if text else BUG
 
 

@@ -64,8 +64,3 @@ def show_result(result: "Result") -> None:
 def say(text: str) -> None:
     """Print a sentence, with nothing in it highlighted."""
     OUT.print(text, highlight=False)
-
-
-def failed(text: str) -> None:
-    """Print what went wrong, on standard error."""
-    ERR.print(text, style="red", highlight=False)

@@ -17,8 +17,6 @@ STYLES = {
     Status.PART: "yellow",
     Status.FAILS: "red",
     Status.OPEN: "cyan",
-    Status.FEW: "dim",
-    Status.UNKNOWN: "dim",
 }
 
 
@@ -28,7 +26,6 @@ STYLES = {
     "--scale",
     type=click.Choice(list(plan.SCALES)),
     default="quick",
-    show_default=True,
     help="quick: minutes, data that needs no download. full: 1,000 rounds, ten seeds; many hours.",
 )
 @click.option("--out", type=FOLDER, help="Folder [default: runs/paper-SCALE].")
@@ -40,7 +37,6 @@ STYLES = {
 @click.option(
     "--runtime",
     default="local",
-    show_default=True,
     help="Where runs are trained, such as ray:address=auto; the results are the same.",
 )
 def paper(
@@ -77,7 +73,7 @@ def paper(
         made = make(folder, chosen, parts, OUT, train=not no_train, runtime=runtime)
     view = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for verdict in made.verdicts:
-        view.add_row(Text(str(verdict.status), STYLES[verdict.status]), verdict.claim)
+        view.add_row(Text(str(verdict.status), STYLES.get(verdict.status, "dim")), verdict.claim)
     OUT.print(view)
     if made.progress:
         OUT.print(made.progress)

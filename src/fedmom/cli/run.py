@@ -12,12 +12,12 @@ from fedmom.cli.setting_options import gather, parse_grid, setting_options, spli
 from fedmom.cli.start import under_way
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.experiments import run_lists
+from fedmom.experiments import results, run_lists
+from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS
 
 if TYPE_CHECKING:
     from fedmom.api.runs import Run, Runs
-    from fedmom.experiments.results import Result
 
 MOST_SEEDS = 10_000
 OVERWRITE = click.option(
@@ -39,23 +39,19 @@ def run(file: Path | None, out: Path | None, overwrite: bool, **options: Any) ->
     """
     from fedmom.api.calls import new_run
 
-    with new_run(gather(file, options, {}), out, overwrite) as new, _resumable(new.path):
+    with new_run(gather(file, options), out, overwrite) as new, _resumable(new.path):
         _finish_run(new)
     OUT.print(f"Run folder: {new.path}")
 
 
 @click.command()
 @click.option(
-    "--algorithms",
-    default=",".join(ALGORITHMS),
-    show_default=True,
-    help="The algorithms, separated by commas.",
+    "--algorithms", default=",".join(ALGORITHMS), help="The algorithms, separated by commas."
 )
 @click.option(
     "--seeds",
     type=click.IntRange(max=MOST_SEEDS),
     default=1,
-    show_default=True,
     metavar="N",
     help="Seeds of each algorithm, counted from --seed on: 10 give useful intervals.",
 )
@@ -83,11 +79,10 @@ def compare(
     fedmom compare --algorithms fedavg,fedmom --data synthetic --seeds 10
     """
     from fedmom.api.calls import new_runs
-    from fedmom.experiments.results import COMPARE_LIST
 
     names = {slug(algorithm): algorithm for algorithm in split_names(algorithms)}
-    runs = run_lists.of_comparison(gather(file, options, DEFAULTS), names, seeds)
-    with new_runs(runs, COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
+    runs = run_lists.of_comparison(DEFAULTS | gather(file, options), names, seeds)
+    with new_runs(runs, results.COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_comparison(new)
 
 
@@ -113,9 +108,8 @@ def sweep(
         --grid 'seed=0 1 2'
     """
     from fedmom.api.calls import new_runs
-    from fedmom.experiments.results import SWEEP_LIST
 
-    values = gather(file, options, {})
+    values = gather(file, options)
     in_file = values.pop("grid", {})
     lists = {**in_file, **parse_grid(grid)} if isinstance(in_file, dict) else in_file
     if lists == {}:
@@ -123,7 +117,7 @@ def sweep(
             "There is nothing to vary. Give --grid 'lr=0.01 0.1', or [grid] in a file."
         )
     runs = run_lists.of_sweep(values, lists)
-    with new_runs(runs, SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
+    with new_runs(runs, results.SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_sweep(new)
 
 
@@ -143,14 +137,13 @@ def resume(folder: Path, accept_changes: bool, runtime: str | None) -> None:
     """Resume a stopped run, comparison or sweep; the result is the same as without the stop."""
     from fedmom.api.calls import opened
     from fedmom.api.runs import Run
-    from fedmom.experiments.results import SWEEP_LIST
 
     found = opened(folder, {})
     how = {"accept_changes": accept_changes, "runtime": runtime}
     with _resumable(folder):
         if isinstance(found, Run):
             _finish_run(found, **how)
-        elif (folder / SWEEP_LIST).exists():
+        elif (folder / results.SWEEP_LIST).exists():
             _finish_sweep(found, **how)
         else:
             _finish_comparison(found, **how)
@@ -166,14 +159,13 @@ def _finish_run(run: "Run", **how: Any) -> None:
 
 def _finish_comparison(runs: "Runs", **how: Any) -> None:
     """Run what is left of a comparison, then show it."""
-    from fedmom.experiments.results import as_groups, target
     from fedmom.reports import differences, result_tables, run_page
 
     first = min(run.experiment.config.seed for run in runs.values())
     _say_notes(run for run in runs.values() if run.experiment.config.seed == first)
-    results = _finish_all(runs, **how)
-    groups = as_groups(results)
-    goal, families = target(groups), differences.families(groups)
+    found = _finish_all(runs, **how)
+    groups = results.as_groups(found)
+    goal, families = results.target(groups), differences.families(groups)
     result_tables.show(OUT, result_tables.grid(groups, goal), *map(differences.grid, families))
     configs = [run.experiment.config for run in runs.values()]
     rates = {config.algorithm: config.lr for config in configs}
@@ -183,38 +175,35 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
             result_tables.say(OUT, text)
     title = f"{configs[-1].model} on {configs[-1].data}: M={configs[-1].clients_per_round}, "
     title += differences.rates_text(rates)
-    figure, made = run_page.write_comparison(runs.path, list(results.values()), title)
+    figure, made = run_page.write_comparison(runs.path, list(found.values()), title)
     OUT.print(f"Figure: {figure}")
     page(made)
 
 
 def _finish_sweep(runs: "Runs", **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
-    from fedmom.experiments.results import group_by_name as groups_of
     from fedmom.reports import result_tables, run_page, sweep_page
 
-    groups = groups_of(_finish_all(runs, **how))
+    groups = results.group_by_name(_finish_all(runs, **how))
     result_tables.show(OUT, sweep_page.ranking(groups))
     OUT.print(f"Table: {sweep_page.write_ranking(runs.path / 'sweep.csv', groups)}", markup=False)
     page(run_page.write(sweep_page.overview(groups), runs.path / "sweep.html"))
 
 
-def _finish_all(runs: "Runs", **how: Any) -> "dict[str, Result]":
+def _finish_all(runs: "Runs", **how: Any) -> dict[str, results.Result]:
     """Run as many at a time as there are cores; return the results by name."""
     from fedmom.api.live_progress import finish_all
 
-    results, errors = finish_all(runs, OUT, say=note, **how)
+    found, errors = finish_all(runs, OUT, say=note, **how)
     for name, error in errors.items():
         note(f"{name} stopped: {error}")
-    if not results:
+    if not found:
         raise FedMomError(f"No run of {runs.path} could be run, for the reasons above.")
-    return results
+    return found
 
 
 def _say_notes(runs: "Iterable[Run]") -> None:
     """Tell the user what to know before a run; one that is resumed has told it before."""
-    from fedmom.experiments.folder import RunFolder
-
     for run in runs:
         if RunFolder.open(run.path).is_new():
             for text in run.experiment.notes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -14,42 +15,46 @@ from fedmom.experiments.settings import RunConfig, kebab
 Command = Callable[..., Any]
 
 
-def setting_option(name: str, default: Any = None) -> Callable[[Command], Command]:
-    """Return the option of one setting; ``default`` is shown instead of the setting's own."""
-    field = RunConfig.model_fields[name]
-    flag = field.annotation is bool
-    shown = field.default if default is None else default
-    text = (field.description or "") + ("" if shown is None else f" [default: {shown}]")
-    metavar = None if flag else name.split("_")[-1].upper()
-    return click.option(
-        f"--{kebab(name)}", name, is_flag=flag, default=None, metavar=metavar, help=text
-    )
+CONFIG = click.option(
+    "--config",
+    "file",
+    type=FOLDER,
+    help="TOML file of settings, named as these options. Options override it.",
+)
 
 
-def setting_options(
-    *, leave_out: Iterable[str] = (), defaults: Mapping[str, Any] | None = None
+def options_of(
+    names: Iterable[str], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Command], Command]:
-    """Give a command one option for every setting of a run, and --config."""
+    """Give a command the options of some settings; ``defaults`` are shown instead of their own."""
 
     def decorate(command: Command) -> Command:
-        for name in reversed([n for n in RunConfig.model_fields if n not in set(leave_out)]):
-            command = setting_option(name, (defaults or {}).get(kebab(name)))(command)
-        return click.option(
-            "--config",
-            "file",
-            type=FOLDER,
-            help="TOML file of settings, named as these options. Options override it.",
-        )(command)
+        for name in reversed(list(names)):
+            field = RunConfig.model_fields[name]
+            flag, shown = field.annotation is bool, defaults.get(kebab(name), field.default)
+            text = (field.description or "") + ("" if shown is None else f" [default: {shown}]")
+            metavar = None if flag else name.split("_")[-1].upper()
+            as_option = click.option(
+                f"--{kebab(name)}", name, is_flag=flag, default=None, metavar=metavar, help=text
+            )
+            command = as_option(command)
+        return command
 
     return decorate
 
 
-def gather(
-    file: Path | None, options: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return defaults, overridden by the file, overridden by the options given."""
+def setting_options(
+    *, leave_out: Iterable[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[Command], Command]:
+    """Give a command one option for every setting of a run, and --config."""
+    names = [name for name in RunConfig.model_fields if name not in leave_out]
+    return lambda command: CONFIG(options_of(names, defaults)(command))
+
+
+def gather(file: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file, overridden by the options given."""
     given = {kebab(n): v for n, v in options.items() if v is not None}
-    return {**defaults, **(settings.read(file) if file else {}), **given}
+    return {**(settings.read(file) if file else {}), **given}
 
 
 def parse_grid(options: tuple[str, ...]) -> dict[str, list[str]]:

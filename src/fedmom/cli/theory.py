@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmom.cli.output import FOLDER, OUT
-from fedmom.cli.setting_options import Command, setting_option
+from fedmom.cli.setting_options import Command, gather, options_of
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, parse_json, write_atomic
 from fedmom.core.progress import bars
 from fedmom.experiments import settings
-from fedmom.experiments.settings import RunConfig, kebab
+from fedmom.experiments.folder import RunFolder
+from fedmom.experiments.results import THEORY
+from fedmom.experiments.settings import RunConfig
 from fedmom.reports.charts import Figure
+from fedmom.theory import counterexample as example
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.measurement_budget import EstimateBudget, SpectrumBudget
 from fedmom.theory.momentum_map import PANELS, PER_ROUND, figure, general_maps
@@ -27,12 +30,8 @@ if TYPE_CHECKING:
     from fedmom.theory.lr_advice import BestLr
 
 CONSTANT = click.FloatRange(max=1e100)  # products of them stay finite
-OUT_FOLDER = click.option(
-    "--out", type=FOLDER, default=Path("theory"), show_default=True, help="For figures."
-)
-ROUNDS = click.option(
-    "--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Rounds, T."
-)
+OUT_FOLDER = click.option("--out", type=FOLDER, default=Path("theory"), help="For figures.")
+ROUNDS = click.option("--rounds", type=click.IntRange(min=1), default=100, help="Rounds, T.")
 # Settings of a run that the bounds and the prediction depend on.
 TASK = (
     *("data", "model", "algorithm", "clients_per_round", "batch_size", "local_steps"),
@@ -44,21 +43,9 @@ MOMENTUM_TASK = (
 )
 
 
-def with_settings(names: tuple[str, ...]) -> Callable[[Command], Command]:
-    """Give a command the options of some settings."""
-
-    def decorated(command: Command) -> Command:
-        for name in reversed(names):
-            command = setting_option(name)(command)
-        return command
-
-    return decorated
-
-
 def count(flag: str, default: int, text: str, most: int = 10_000) -> Callable[[Command], Command]:
     """Return an option that is a number of things to measure."""
-    kind = click.IntRange(1, most)
-    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+    return click.option(flag, type=click.IntRange(1, most), default=default, help=text)
 
 
 def task_options(command: Command) -> Command:
@@ -70,7 +57,7 @@ def task_options(command: Command) -> Command:
         count("--short-run", 50, "Rounds of the run along which the models lie.", 100_000),
     ):
         command = option(command)
-    return with_settings(TASK)(command)
+    return options_of(TASK)(command)
 
 
 @click.group(name="theory")
@@ -192,8 +179,6 @@ def check(folder: Path) -> None:
     fedmom theory check runs/first
     """
     from fedmom.experiments.build import prepare
-    from fedmom.experiments.folder import RunFolder
-    from fedmom.experiments.results import THEORY
     from fedmom.theory.lr_advice import sentence
 
     text = sentence(prepare(RunFolder.open(folder).settings()))
@@ -209,7 +194,6 @@ def counterexample(out: Path) -> None:
     The corrected bound is shown next to the paper's.
     """
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory import counterexample as example
 
     OUT.print(tables.counterexample_table(example.compare([10**power for power in range(6)])))
     _draw(example.figure(), out)
@@ -217,13 +201,12 @@ def counterexample(out: Path) -> None:
 
 @theory_commands.command()
 @click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
-@with_settings(MOMENTUM_TASK)
+@options_of(MOMENTUM_TASK)
 @click.option(
     "--momentum",
     "beta",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.9,
-    show_default=True,
     help="FedMom's β.",
 )
 @count("--short-run", 50, "Rounds of FedAvg from each of the two models looked at.", 100_000)
@@ -232,9 +215,7 @@ def counterexample(out: Path) -> None:
     type=click.FloatRange(min=0, min_open=True),
     help="Constant γ of the short run [default: the first γ of --lr].",
 )
-@click.option(
-    "--lowest-loss", type=float, default=0.0, show_default=True, help="f_inf of your task."
-)
+@click.option("--lowest-loss", type=float, default=0.0, help="f_inf of your task.")
 @count("--clients", SpectrumBudget.clients, "Clients looked at.")
 @click.option("--no-map", is_flag=True, help="Print the prediction only.")
 @OUT_FOLDER
@@ -301,8 +282,7 @@ def _task(options: dict[str, Any]) -> "tuple[Experiment, EstimateBudget, int]":
 
     budget = EstimateBudget(*(options.pop(name) for name in ("clients", "samples", "models")))
     short_run: int = options.pop("short_run")
-    given = {kebab(n): v for n, v in options.items() if v is not None}
-    config = settings.parse(defaults.fitting({**given, "rounds": short_run}))
+    config = settings.parse(defaults.fitting({**gather(None, options), "rounds": short_run}))
     if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
         raise FedMomError(
             f"There is no bound for {config.algorithm}. Use fedsgd, fedavg or fedmom."
@@ -401,8 +381,8 @@ def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path
     short_run, short_lr, lowest = (
         options.pop(name) for name in ("short_run", "short_lr", "lowest_loss")
     )
-    given = {kebab(n): v for n, v in options.items() if v is not None}
-    experiment = build.prepare(settings.parse({**given, "data": data, "algorithm": "fedavg"}))
+    given = gather(None, options) | {"data": data, "algorithm": "fedavg"}
+    experiment = build.prepare(settings.parse(given))
     with bars(OUT) as bar:
         task = bar.add_task("short run and spectra", total=ticks(short_run, budget))
         found = predict(

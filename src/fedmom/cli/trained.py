@@ -20,7 +20,6 @@ RUN = click.argument("run", type=FOLDER)
     "--split",
     type=click.Choice(["train", "test", "all"]),
     default="all",
-    show_default=True,
     help="Which samples of the data.",
 )
 @click.option("--out", type=FOLDER, help="The CSV file [default: predictions.csv in the run].")
@@ -75,30 +74,24 @@ def _cell(value: Any) -> Any:
 
 @click.command()
 @RUN
-@click.option("--prompt", default="\n", help="How the text begins.")
+@click.option("--prompt", default="\n", show_default=False, help="How the text begins.")
 @click.option(
-    "--length",
-    type=click.IntRange(1, 1_000_000),
-    default=400,
-    show_default=True,
-    help="Characters to write.",
+    "--length", type=click.IntRange(1, 1_000_000), default=400, help="Characters to write."
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 100),
     default=0.7,
-    show_default=True,
     help="Below 1, likely characters become likelier; 0 always takes the likeliest.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed.")
 def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -> None:
     """Write text with a run's character model.
 
     \b
     fedmom sample runs/bard --prompt "To be" --length 400
     """
-    text = _opened(run).sample(prompt, length=length, temperature=temperature, seed=seed)
-    say(text)
+    say(_opened(run).sample(prompt, length=length, temperature=temperature, seed=seed))
 
 
 @click.command()
@@ -106,11 +99,7 @@ def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -
 @click.option("--out", type=FOLDER, help="The new folder [default: export, in the run's folder].")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx (an extra).")
 @click.option(
-    "--batch",
-    type=click.IntRange(1, 65536),
-    default=1,
-    show_default=True,
-    help="Inputs in a call of the ONNX file.",
+    "--batch", type=click.IntRange(1, 65536), default=1, help="Inputs in a call of the ONNX file."
 )
 def export(run: Path, out: Path | None, onnx: bool, batch: int) -> None:
     """Write a run's model as a safetensors file, with a model card.

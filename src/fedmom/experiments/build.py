@@ -76,8 +76,7 @@ class Experiment:
         workload = self.workload
         if work is not None:
             workload = replace(workload, algorithm=workload.algorithm._replace(work=work))
-        runtime: Runtime = RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
-        return runtime
+        return RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
 
     def diagnostics(self) -> Diagnostics | None:
         """Return the diagnostics of the run, if the settings ask for them."""
@@ -110,14 +109,6 @@ class Experiment:
                 raise
             rate = schedules.at(schedules.parse(self.config.server_lr), error.round)
             raise ServerDivergedError(error.round, f"server-lr {rate:g}") from None
-
-
-class Loaded(dict[str, FederatedData]):
-    """Datasets by their spec, each loaded once."""
-
-    def __missing__(self, spec: str) -> FederatedData:
-        self[spec] = datasets.load(spec)
-        return self[spec]
 
 
 def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:

@@ -12,6 +12,7 @@ checked first. Only then is the folder touched, and what is no longer used is ke
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -54,8 +55,7 @@ class Pointer(NamedTuple):
 
     def json(self) -> bytes:
         """Return the content of the file."""
-        known = {"sha256": self.sha256, "lines": self.lines}
-        more = {key: value for key, value in known.items() if value is not None}
+        more = {key: value for key, value in self._asdict().items() if value is not None}
         return json.dumps({"round": self.round, "tensors": self.tensors, **more}).encode()
 
 
@@ -161,12 +161,11 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
         content = path.read_bytes()
         if checksum is not None and hashlib.sha256(content).hexdigest() != checksum:
             raise FedMomError(f"{path} is damaged: its checksum is not the one it was written with")
-        found: Tensors = unpacked(content)
+        return unpacked(content)
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}") from None
     except (SafetensorError, KeyError, TypeError, OverflowError) as error:
         raise FedMomError(f"{path} is damaged: {error}".rstrip(".")) from None
-    return found
 
 
 def _check_form(path: Path, found: Tensors, expected: Tensors) -> None:
@@ -296,7 +295,5 @@ def _put_newest_aside(folder: Path, used: Pointer) -> None:
 
 def _free(path: Path) -> Path:
     """Return an unused name next to a file."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
-        number += 1
-    return aside
+    places = (path.with_name(f"{path.name}.aside-{number}") for number in itertools.count(1))
+    return next(place for place in places if not place.exists())

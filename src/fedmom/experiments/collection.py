@@ -5,20 +5,21 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from fedmom import data as datasets
 from fedmom import runtimes
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import locked, write_atomic
-from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.observers import Event, Observer
+from fedmom.experiments.observers import Event, Observer, Observers
 from fedmom.experiments.results import LISTS, Result, read_names
 from fedmom.experiments.settings import RunConfig
 
@@ -52,8 +53,8 @@ def create(
             f"{folder} already holds runs. Resume them (fedmom resume {folder}), overwrite them"
             " (--overwrite), or choose another --out."
         )
-    loaded = Loaded()
-    experiments = {name: prepare(config, loaded[config.data]) for name, config in configs.items()}
+    load = cache(datasets.load)
+    experiments = {name: prepare(config, load(config.data)) for name, config in configs.items()}
     if overwrite:
         remove(folder)
     for name in experiments:
@@ -127,7 +128,7 @@ def _is_run(folder: Path) -> bool:
 
 def side_by_side(
     experiments: Mapping[Path, Experiment],
-    observers: Sequence[Observer] = (),
+    observers: Observers = (),
     ended: Ended | None = None,
     **how: Any,
 ) -> dict[Path, Outcome]:

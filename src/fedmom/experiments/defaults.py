@@ -48,9 +48,8 @@ def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
     FedSGD brings its own local work, and only some algorithms have momentum.
     """
     spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
-    foreign = set()
-    if algorithms.own_work(spec) is not None:
-        foreign |= {kebab(name) for name in LOCAL_WORK}
+    has_work = algorithms.own_work(spec) is not None
+    foreign = {kebab(name) for name in LOCAL_WORK} if has_work else set()
     if algorithms.default_of(spec, "momentum") is None:
         foreign |= {"momentum"}
     return {key: value for key, value in values.items() if key not in foreign}

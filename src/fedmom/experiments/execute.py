@@ -16,7 +16,7 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint, Tensors
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
-from fedmom.experiments.observers import Event, Observer, TensorBoard
+from fedmom.experiments.observers import Event, Observers, TensorBoard
 from fedmom.experiments.results import Result
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.evaluation import evaluate
@@ -39,7 +39,7 @@ def warn(text: str) -> None:
 def execute(
     folder: RunFolder,
     experiment: Experiment,
-    observers: Sequence[Observer] = (),
+    observers: Observers = (),
     *,
     accept_changes: bool = False,
     say: Say = warn,
@@ -78,11 +78,7 @@ class _Execution:
     """One run, from its checkpoint to its end."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        experiment: Experiment,
-        observers: Sequence[Observer],
-        runtime: Runtime,
+        self, folder: RunFolder, experiment: Experiment, observers: Observers, runtime: Runtime
     ) -> None:
         self._folder, self._experiment, self._observers = folder, experiment, observers
         self._runtime, self._config = runtime, experiment.config

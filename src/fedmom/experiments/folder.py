@@ -137,8 +137,7 @@ class RunFolder:
 
     def note_stop(self, kind: str, why: str) -> None:
         """Remember that the run ended before its last round, ``diverged`` or ``stopped``, why."""
-        fact = {"kind": kind, "why": why}
-        write_atomic(self.path / STOPPED, json.dumps(fact).encode())
+        write_atomic(self.path / STOPPED, json.dumps({"kind": kind, "why": why}).encode())
 
     def stop(self) -> tuple[str, str]:
         """Return how the run stopped before its end, ``diverged`` or ``stopped``, and why."""

@@ -43,9 +43,11 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
         (5, 'optax')
     """
     return {
-        kebab(name): _NAMING[name][0](value) if _is_foreign(name, value) else value
-        for name, value in ((key.replace("-", "_"), value) for key, value in settings.items())
-        if value is not None
+        kebab(key): value
+        if name not in _NAMING or isinstance(value, str | int | float)
+        else _NAMING[name][0](value)
+        for key, value in settings.items()
+        if value is not None and (name := key.replace("-", "_"))
     }
 
 
@@ -54,19 +56,10 @@ def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]
     return {
         name: value
         for name, value in settings.items()
-        if name in _NAMING
-        and name not in given
-        and isinstance(value, str)
-        and any(is_object(part) and not _is_known(name, part) for part in value.split("+"))
+        if name in _NAMING.keys() - set(given) and isinstance(value, str)
+        for part in value.split("+")
+        if is_object(part) and not any(part.partition(":")[0] in t for t in _NAMING[name][1])
     }
-
-
-def _is_known(name: str, part: str) -> bool:
-    return any(part.partition(":")[0] in table for table in _NAMING[name][1])
-
-
-def _is_foreign(name: str, value: Any) -> bool:
-    return name in _NAMING and not isinstance(value, str | int | float)
 
 
 def _function(table: Registry, value: Any) -> str:

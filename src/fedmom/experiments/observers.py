@@ -1,7 +1,7 @@
 """What is told of a run, round by round: events, and two observers of them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -52,6 +52,7 @@ class Event:
 
 # Is called with every event of a run. Returns a reason (or True) to end the run there, else None.
 Observer = Callable[[Event], str | bool | None]
+Observers = Sequence[Observer]
 
 
 class TensorBoard:

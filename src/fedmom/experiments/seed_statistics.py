@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 
 from scipy.special import bdtr, stdtr, stdtrit  # scipy.stats has the same, and loads for a second
 
@@ -123,7 +122,7 @@ def interval(values: Sequence[float]) -> Interval:
     if count == 1 or not all(map(math.isfinite, values)):
         return Interval(sum(values) / count, None, None, count)
     mean = statistics.fmean(values)
-    half = _quantile(count - 1) * _deviation(values, mean) / math.sqrt(count)
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * _deviation(values, mean) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
 
 
@@ -165,11 +164,6 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
 def _deviation(values: Sequence[float], mean: float) -> float:
     """Return the standard deviation. The one of Python's library takes a hundred times as long."""
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-@cache
-def _quantile(freedom: int) -> float:
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def _signs(pairs: Sequence[tuple[float, float]]) -> tuple[int, int]:

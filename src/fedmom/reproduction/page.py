@@ -69,7 +69,7 @@ def make(
     if train:
         runner.complete(cache, parts, console, runtime)
     found = findings.gather(cache, parts, folder / DIRECTIONS, console, replay=train)
-    data = {task.name: cache.loaded[task.data] for task in scale.tasks}
+    data = {task.name: cache.load(task.data) for task in scale.tasks}
     missing = runner.missing_text(cache, parts)
     rows = verdicts.judge(found)
     claims = verdicts.verdicts(rows)

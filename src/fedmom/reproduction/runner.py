@@ -1,6 +1,7 @@
 """The plan's runs, each trained once: those that have ended are read, the others are run."""
 
 import contextlib
+import functools
 import hashlib
 import threading
 import time
@@ -11,10 +12,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from fedmom import data as datasets
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.experiments import results
-from fedmom.experiments.build import Experiment, Loaded, prepare
+from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.collection import Outcome, side_by_side
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import Result
@@ -30,7 +32,7 @@ class Cache:
     def __init__(self, folder: Path, scale: Scale) -> None:
         self.folder, self.scale = folder, scale
         self._tasks = {task.data: task for task in scale.tasks}
-        self.loaded = Loaded()  # by the data's path or name
+        self.load = functools.cache(datasets.load)
         self._experiments: dict[RunConfig, Experiment] = {}
         self._results: dict[RunConfig, Result] = {}
         self._paths: dict[RunConfig, Path] = {}
@@ -43,7 +45,7 @@ class Cache:
     def experiment(self, config: RunConfig) -> Experiment:
         """Return a run's parts, its settings completed. Each dataset is loaded once."""
         if config not in self._experiments:
-            self._experiments[config] = prepare(config, self.loaded[config.data])
+            self._experiments[config] = prepare(config, self.load(config.data))
         return self._experiments[config]
 
     def path(self, config: RunConfig) -> Path:

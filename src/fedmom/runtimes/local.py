@@ -165,8 +165,7 @@ class LocalRuntime(Simulated):
         product = self._product(broadcast, tasks)
         if product < SHORT:
             return "few", _parts(tasks, FEW_AT_ONCE, self._cohort)
-        size = at_once(self._cohort or len(tasks), product)
-        return None, _parts(tasks, size, self._cohort)
+        return None, _parts(tasks, at_once(self._cohort or len(tasks), product), self._cohort)
 
     def _threaded(
         self, broadcast: Any, lr: float, parts: Iterator[Part]

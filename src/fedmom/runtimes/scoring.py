@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -211,14 +212,11 @@ def _places(
 
 def cap(sizes: NDArray[np.int64], budget: int | None) -> int:
     """Return the largest c such that Σ min(size, c) keeps to the budget, which has room for 1."""
-    low, high = 1, int(sizes.max(initial=1))
-    if budget is None or int(sizes.sum()) <= budget:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = int(np.minimum(sizes, middle).sum()) <= budget
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+    most = int(sizes.max(initial=1))
+    if budget is None:
+        return most
+    caps = range(1, most + 1)
+    return max(1, bisect_right(caps, budget, key=lambda c: int(np.minimum(sizes, c).sum())))
 
 
 @lru_cache(maxsize=16)  # runs of one process share it

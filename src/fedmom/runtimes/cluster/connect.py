@@ -106,13 +106,8 @@ def room(ray: Any, cpus: int) -> int:
 def losses() -> tuple[type[Exception], ...]:
     """Return what is raised where an actor, its machine or what it sent was lost."""
     known = package().exceptions
-    return (
-        known.RayActorError,
-        known.NodeDiedError,
-        known.ObjectLostError,
-        known.OutOfMemoryError,
-        known.WorkerCrashedError,
-    )
+    lost = known.RayActorError, known.NodeDiedError, known.ObjectLostError
+    return *lost, known.OutOfMemoryError, known.WorkerCrashedError
 
 
 def unwrapped(error: Exception) -> Exception:

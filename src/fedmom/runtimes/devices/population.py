@@ -6,11 +6,12 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
+from pydantic import Field, TypeAdapter
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
@@ -57,14 +58,19 @@ class DeviceOptions(NamedTuple):
         return self
 
 
-@dataclass(frozen=True)
-class Device:
+Samples = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class Device(NamedTuple):
     """What is known of a device, whether it is online or not."""
 
     key: str
     name: str
-    train: int
-    test: int
+    train: Samples
+    test: Samples
+
+
+DEVICES = TypeAdapter(Annotated[list[Device], Field(min_length=1)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,7 +105,11 @@ def population(
 
 def to_json(data: DeviceData) -> bytes:
     """Return what a run folder remembers of its devices."""
-    known = {"run": data.run, "features": data.features, "devices": list(map(asdict, data.devices))}
+    known = {
+        "run": data.run,
+        "features": data.features,
+        "devices": [device._asdict() for device in data.devices],
+    }
     return json.dumps(known, indent=2).encode()
 
 
@@ -108,22 +118,12 @@ def from_json(content: bytes, link: Link | None = None) -> DeviceData:
     try:
         known = parse_json(content)
         features = _checked_features(*known["features"])  # no task in folders of earlier versions
-        devices = [_checked(Device(**device)) for device in known["devices"]]
-        if not devices:
-            raise ValueError("there are no devices")
+        devices = DEVICES.validate_python(known["devices"], strict=True)
         return population(str(known["run"]), features, devices, link)
     except (ValueError, KeyError, TypeError):
         raise FedMomError(
             "devices.json, which says who takes part in the run, is damaged. Start another run."
         ) from None
-
-
-def _checked(device: Device) -> Device:
-    texts = all(isinstance(text, str) for text in (device.key, device.name))
-    counts = (device.train, device.test)
-    if not texts or not all(type(n) is int and 0 <= n <= MOST for n in counts):
-        raise ValueError("a device is not described")
-    return device
 
 
 def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
