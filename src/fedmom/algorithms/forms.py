@@ -26,7 +26,7 @@ class Form(NamedTuple):
     @property
     def tree(self) -> Params:
         """The form as a tree of shapes and types."""
-        leaves = [_leaf(shape, dtype) for shape, dtype in self.leaves]
+        leaves = [jax.ShapeDtypeStruct(*leaf) for leaf in self.leaves]  # type: ignore[no-untyped-call]
         return jax.tree.unflatten(self.structure, leaves)
 
     def fault(self, rows: Params, count: int) -> str:
@@ -41,7 +41,3 @@ class Form(NamedTuple):
             if leaf.dtype != dtype:
                 return f"its update has an array of type {leaf.dtype}, not {dtype}"
         return ""
-
-
-def _leaf(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]

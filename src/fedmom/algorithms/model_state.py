@@ -99,19 +99,18 @@ def _client(client: Client, *, local: bool) -> Client:
 @lru_cache(maxsize=256)
 def _stage(stage: Stage) -> Stage:
     """Return a stage that changes the update only."""
-    encode, decode, after = stage.encode, stage.decode, stage.after
+    encode: Any = stage.encode
+    decode: Any = stage.decode
+    after: Any = stage.after
 
     def encode_update(sent: StatefulUpdate, state: Any, news: Any, key: jax.Array) -> Any:
-        assert encode is not None
         update, state, metrics = encode(sent.update, state, news, key)
         return sent._replace(update=update), state, metrics
 
     def decode_update(sent: StatefulUpdate, form: StatefulUpdate) -> StatefulUpdate:
-        assert decode is not None
         return sent._replace(update=decode(sent.update, form.update))
 
     def after_update(aggregate: StatefulUpdate, state: Any, round_: Round) -> Any:
-        assert after is not None
         update, state, metrics = after(aggregate.update, state, round_)
         return aggregate._replace(update=update), state, metrics
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import optax
 
 from fedmom.algorithms.base import (
     Algorithm,
@@ -99,14 +99,10 @@ class Method(NamedTuple):
         return form
 
     @property
-    def decodes(self) -> bool:
-        """Whether replies are decoded one by one on the server."""
-        return any(stage.decode for stage in self.stages)
-
-    @property
     def adds_up(self) -> bool:
         """Whether replies may be added up on their way to the server."""
-        return self.rule.needs == "sum" and not self.decodes and not self.client.ranges
+        decodes = any(stage.decode for stage in self.stages)
+        return self.rule.needs == "sum" and not decodes and not self.client.ranges
 
     @property
     def is_plain(self) -> bool:
@@ -230,7 +226,7 @@ def with_stages(client: Client, stages: tuple[Stage, ...]) -> Client:
         inside, update = [], client.form(_method_part(broadcast))
         for stage, news in zip(stages, _news(broadcast, stages), strict=True):
             inside.append(stage.client_init(update))
-            update = jax.tree.map(_zeros, _encoded(stage, update, news))
+            update = optax.tree.zeros_like(_encoded(stage, update, news))
         return client.init(_method_part(broadcast)), tuple(inside)
 
     def run(broadcast: Any, state: Any, problem: Any, key: jax.Array) -> Any:
@@ -245,8 +241,7 @@ def with_stages(client: Client, stages: tuple[Stage, ...]) -> Client:
         news = _news(broadcast, stages)
         for place, (stage, state_of, sent) in enumerate(zip(stages, inside, news, strict=True)):
             encode = stage.encode or _as_it_is
-            own_key = jax.random.fold_in(apart, place)
-            found = encode(update, state_of, sent, own_key)
+            found = encode(update, state_of, sent, jax.random.fold_in(apart, place))
             update, changed, of_stage = reported(found, f"encode of {names[place]}")
             after.append(changed)
             numbers |= {f"{names[place]}/{name}": value for name, value in of_stage.items()}
@@ -255,11 +250,9 @@ def with_stages(client: Client, stages: tuple[Stage, ...]) -> Client:
     def form(broadcast: Any) -> Params:
         return client.form(_method_part(broadcast))
 
-    def personal(params: Params, state: Any) -> Params:
-        assert client.personal is not None
-        return client.personal(params, state[0])
-
-    return Client(run, init, form, client.personal and personal, client.ranges)
+    own_model: Any = client.personal
+    shows = own_model and (lambda params, state: own_model(params, state[0]))
+    return Client(run, init, form, shows, client.ranges)
 
 
 def stage_names(stages: Sequence[Stage]) -> list[str]:
@@ -293,7 +286,3 @@ def _encoded(stage: Stage, update: Params, news: Any) -> Params:
 
 def _as_it_is(update: Params, state: Any, _sent: Any, _key: Any) -> tuple[Params, Any, Reported]:
     return update, state, {}
-
-
-def _zeros(leaf: Any) -> jax.Array:
-    return jnp.zeros(leaf.shape, leaf.dtype)

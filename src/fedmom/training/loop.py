@@ -272,20 +272,14 @@ class _Rounds:
         busy = self._admission.busy
         drawn = self._pace.ask(self._seed, round_, self._samples, busy)
         cohort = np.asarray(drawn)
-        if cohort.ndim != 1 or (cohort.size and cohort.dtype.kind not in "iu"):
+        whole = cohort.ndim == 1 and (cohort.dtype.kind in "iu" or not cohort.size)
+        names = set(cohort.tolist()) if whole else {-1}
+        if len(names) < cohort.size or not all(0 <= name < len(self._samples) for name in names):
             raise FedMomError(
                 f"The sampler drew {str(drawn)[:60]} for round {round_ + 1}. A cohort is a list or"
-                " one-dimensional array of client numbers."
+                f" array of different clients, whole numbers from 0 to {len(self._samples) - 1}."
             )
-        cohort = cohort.astype(np.int64)
-        names = cohort.tolist()
-        known = all(0 <= name < len(self._samples) for name in names)
-        if not known or len(set(names)) < len(names):
-            raise FedMomError(
-                f"The sampler drew {names} for round {round_ + 1}. A cohort names different"
-                f" clients, from 0 to {len(self._samples) - 1}."
-            )
-        return cohort
+        return cohort.astype(np.int64)
 
     def play(
         self, state: State, cohort: NDArray[np.int64]
