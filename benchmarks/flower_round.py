@@ -23,6 +23,7 @@ from pathlib import Path
 from fedmom.flower import launch
 from fedmom.flower.control import Control
 from fedmom.flower.layout import create, open_device
+from fedmom.flower.server import ENDED
 
 DATA = "synthetic:clients=3"
 SERVER = """
@@ -101,7 +102,7 @@ def run(deployment, values, app=None):
     """Run an app to its end."""
     with Control(deployment) as control:
         run_id = control.start(values, app)
-        wait(lambda: control.run(run_id).ended)
+        wait(lambda: control.run(run_id).status in ENDED)
         ended = control.run(run_id)
     if ended.status != "completed":
         raise SystemExit(f"a run ended as {ended.status}: {ended.details}")
