@@ -62,8 +62,8 @@ def test_an_average_trains_as_without_and_evaluates_the_mean(name):
 
 
 def test_fedsgd_alone_brings_its_own_work():
-    assert [n for n in ALGORITHMS if named.own_work(n) is not None] == ["fedsgd"]
-    assert named.own_work("fedsgd") == full_gradient(0.1)
+    assert [n for n in ALGORITHMS if named.algorithm(n).work is not None] == ["fedsgd"]
+    assert named.algorithm("fedsgd").work == full_gradient(0.1)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -99,25 +99,23 @@ def _client(client: Client, *, local: bool) -> Client:
 @lru_cache(maxsize=256)
 def _stage(stage: Stage) -> Stage:
     """Return a stage that changes the update only."""
-    encode: Any = stage.encode
-    decode: Any = stage.decode
-    after: Any = stage.after
+    inner: Any = stage
 
     def encode_update(sent: StatefulUpdate, state: Any, news: Any, key: jax.Array) -> Any:
-        update, state, metrics = encode(sent.update, state, news, key)
+        update, state, metrics = inner.encode(sent.update, state, news, key)
         return sent._replace(update=update), state, metrics
 
     def decode_update(sent: StatefulUpdate, form: StatefulUpdate) -> StatefulUpdate:
-        return sent._replace(update=decode(sent.update, form.update))
+        return sent._replace(update=inner.decode(sent.update, form.update))
 
     def after_update(aggregate: StatefulUpdate, state: Any, round_: Round) -> Any:
-        update, state, metrics = after(aggregate.update, state, round_)
+        update, state, metrics = inner.after(aggregate.update, state, round_)
         return aggregate._replace(update=update), state, metrics
 
     return stage._replace(
-        encode=encode and encode_update,
+        encode=stage.encode and encode_update,
         client_init=lambda sent: stage.client_init(sent.update),
-        decode=decode and decode_update,
+        decode=stage.decode and decode_update,
         init=lambda form: stage.init(form.update),
-        after=after and after_update,
+        after=stage.after and after_update,
     )

@@ -8,7 +8,7 @@ import optax
 
 from fedmom.algorithms import ALGORITHMS, RULES, SOLVERS, STAGES, schedules
 from fedmom.algorithms.base import Algorithm, Rule, Server, Stage
-from fedmom.algorithms.local_work import LocalWork, Solver
+from fedmom.algorithms.local_work import Solver
 from fedmom.algorithms.server import averaged
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import options, parameters_of
@@ -21,11 +21,6 @@ def default_of(spec: str, parameter: str) -> Any:
     """Return the default of a parameter such as ``momentum``; None where there is none."""
     parameters = parameters_of(ALGORITHMS.find(spec))
     return parameters[parameter].default if parameter in parameters else None
-
-
-def own_work(spec: str) -> LocalWork | None:
-    """Return the local work that an algorithm brings along, as FedSGD does; most have none."""
-    return algorithm(spec).work
 
 
 @lru_cache(maxsize=256)

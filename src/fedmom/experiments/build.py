@@ -196,7 +196,7 @@ def _check_algorithm(config: RunConfig) -> None:
         raise FedMomError(
             f"{config.algorithm} has its own learning rate; leave server-lr {config.server_lr} out."
         )
-    work = algorithms.own_work(config.algorithm)
+    work = algorithms.algorithm(config.algorithm).work
     if work is not None:
         fixed = defaults.settings_of(work)
         if defaults.takes_lr(config.algorithm):  # FedSGD, whose one step is no setting

@@ -48,7 +48,7 @@ def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
     FedSGD brings its own local work, and only some algorithms have momentum.
     """
     spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
-    has_work = algorithms.own_work(spec) is not None
+    has_work = algorithms.algorithm(spec).work is not None
     foreign = {kebab(name) for name in LOCAL_WORK} if has_work else set()
     if algorithms.default_of(spec, "momentum") is None:
         foreign |= {"momentum"}
@@ -62,7 +62,7 @@ def complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = MODELS[data.features.kind]
-    work = algorithms.own_work(config.algorithm)
+    work = algorithms.algorithm(config.algorithm).work
     if work is not None and not takes_lr(config.algorithm):
         filled |= settings_of(work)
     elif config.lr == AUTO:

@@ -288,26 +288,23 @@ def precompile(
     return thread
 
 
-def compiling(programs: Programs) -> Programs:
+def compiling(programs: Any) -> Programs:
     """Return programs that are compiled where they would run."""
-    add: Any = programs.add
-    step: Any = programs.step
 
     def compile_add(total: Sum | None, rows: Rows) -> Sum:
-        lowered = add.lower(total, rows)
+        lowered = programs.add.lower(total, rows)
         lowered.compile()
-        found: Sum = jax.tree.map(_placed, lowered.out_info)
-        return found
+        return jax.tree.map(_placed, lowered.out_info)
 
-    return Programs(compile_add, lambda *arguments: step.lower(*arguments).compile())
+    return Programs(compile_add, lambda *arguments: programs.step.lower(*arguments).compile())
 
 
 def _block(form: Params, size: int) -> Block:
     """Return replies of which only the form is there."""
     update = jax.tree.map(lambda leaf: _placed(leaf, size), form)
     numbers = _placed(np.zeros((), np.float32), size)
-    clients = np.arange(size)
-    return Block(clients, update, np.ones_like(clients), {"loss": numbers, "norm": numbers}, 0)
+    metrics = {"loss": numbers, "norm": numbers}
+    return Block(np.arange(size), update, np.ones(size, int), metrics, version=0)
 
 
 def _placed(leaf: Any, *rows: int) -> jax.ShapeDtypeStruct:
