@@ -18,6 +18,7 @@ import optax
 from numpy.typing import NDArray
 
 from fedmom.algorithms.local_work import LocalWork
+from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 
@@ -55,6 +56,7 @@ def over_replies(weight: float, _population: int) -> float:
     return 1.0 / (weight or 1.0)
 
 
+@checked_class
 class Client(NamedTuple):
     """What a client does with what it receives.
 
@@ -88,6 +90,7 @@ class Client(NamedTuple):
     ranges: tuple[str, ...] = ()
 
 
+@checked_class
 class Server(NamedTuple):
     """What the server keeps, sends and does with the aggregate.
 
@@ -136,6 +139,7 @@ class Round(NamedTuple):
     scale: jax.Array
 
 
+@checked_class
 class Stage(NamedTuple):
     """A change to updates on their way: clipping, compression, noise.
 
@@ -167,6 +171,7 @@ class Stage(NamedTuple):
     after: Callable[[Params, Any, Round], tuple[Params, Any, Reported]] | None = None
 
 
+@checked_class
 class Rule(NamedTuple):
     """How replies become one aggregate.
 
@@ -199,6 +204,7 @@ class Rule(NamedTuple):
         return "sum" if self.each is None else "each"
 
 
+@checked_class
 class Algorithm(NamedTuple):
     """A federated method, with the work that clients do.
 

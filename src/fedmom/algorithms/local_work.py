@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from fedmom.algorithms import schedules
+from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Schedule
 
@@ -16,6 +17,7 @@ Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
 
 
+@checked_class
 @dataclass(frozen=True)
 class LocalWork:
     """What a client does in a round: H steps of an optimizer on batches of its own data.
@@ -90,6 +92,7 @@ class LocalWork:
         return max(1, round(schedules.at(self.epochs, round_) * per_epoch))
 
 
+@checked
 def full_gradient(lr: Scheduled) -> LocalWork:
     """FedSGD's clients: one gradient of the whole data.
 

@@ -10,12 +10,14 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Reported, Rule, over_replies
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import WEIGHTINGS, Params, Weighting
 
 TINY = float(np.finfo(np.float32).tiny)
 
 
+@checked
 def mean(weighting: Weighting = "population") -> Rule:
     """The weighted mean of the updates.
 
@@ -36,6 +38,7 @@ def mean(weighting: Weighting = "population") -> Rule:
     return Rule(_weights(weighting), scale, name="mean")
 
 
+@checked
 def trimmed_mean(weighting: Weighting = "uniform", *, share: float = 0.1) -> Rule:
     """The mean of each coordinate without its largest and smallest values (Yin et al. 2018).
 
@@ -57,6 +60,7 @@ def trimmed_mean(weighting: Weighting = "uniform", *, share: float = 0.1) -> Rul
     return _by_coordinate("trimmed_mean", weighting, _trimmed, share)
 
 
+@checked
 def median(weighting: Weighting = "uniform") -> Rule:
     """The median of each coordinate, weighted (Yin et al. 2018).
 

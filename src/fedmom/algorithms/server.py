@@ -18,12 +18,14 @@ import optax
 
 from fedmom.algorithms.base import Algorithm, Reported, Server, as_server
 from fedmom.algorithms.local_work import check_positive, check_rate, check_share, full_gradient
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params, Schedule
 
 LearningRate = float | Schedule
 
 
+@checked
 def fedsgd(learning_rate: LearningRate = 1.0, lr: LearningRate = 0.1) -> Algorithm:
     """One gradient of each client's whole data per round (McMahan et al. 2017).
 
@@ -42,6 +44,7 @@ def fedsgd(learning_rate: LearningRate = 1.0, lr: LearningRate = 0.1) -> Algorit
     return Algorithm(optax.sgd(learning_rate), full_gradient(lr))
 
 
+@checked
 def fedavg(learning_rate: LearningRate = 1.0) -> optax.GradientTransformation:
     """Model averaging (the paper's Algorithm 1): ``w' = w - η g``.
 
@@ -68,6 +71,7 @@ class FedMomState(NamedTuple):
     velocity: Params
 
 
+@checked
 def fedmom(
     learning_rate: LearningRate = 1.0, momentum: float = 0.9
 ) -> optax.GradientTransformation:
@@ -108,6 +112,7 @@ def fedmom(
     return optax.GradientTransformation(init, update)
 
 
+@checked
 def fedmom_zero_start(
     learning_rate: LearningRate = 1.0, momentum: float = 0.9
 ) -> optax.GradientTransformation:
@@ -137,6 +142,7 @@ def fedmom_zero_start(
     return optax.GradientTransformation(init, paper.update)
 
 
+@checked
 def fedavgm(
     learning_rate: LearningRate = 1.0, momentum: float = 0.9
 ) -> optax.GradientTransformation:
@@ -169,6 +175,7 @@ class AdaptiveState(NamedTuple):
     square: Params
 
 
+@checked
 def fedadagrad(
     learning_rate: LearningRate = 0.01, momentum: float = 0.0, *, tau: float = 1e-3
 ) -> optax.GradientTransformation:
@@ -191,6 +198,7 @@ def fedadagrad(
     return _adaptive(learning_rate, momentum, tau, lambda s, g: s + g * g)
 
 
+@checked
 def fedadam(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.9,
@@ -219,6 +227,7 @@ def fedadam(
     return _adaptive(learning_rate, momentum, tau, lambda s, g: beta2 * s + (1 - beta2) * g * g)
 
 
+@checked
 def fedyogi(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.9,
@@ -292,6 +301,7 @@ class AveragedState(NamedTuple):
     mean: Params
 
 
+@checked
 def averaged(optimizer: Server | optax.GradientTransformation, decay: float) -> Server:
     """Let any server also keep a mean of its models, and train as it would without.
 

@@ -10,11 +10,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedmom.algorithms.base import Reported, Round, Stage
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import bits as bits_of
 from fedmom.core.types import Params
 
 
+@checked
 @lru_cache
 def clip(*, norm: float) -> Stage:
     """Scale updates down to a norm, where theirs is larger.
@@ -41,6 +43,7 @@ def clip(*, norm: float) -> Stage:
     return Stage("clip", encode)
 
 
+@checked
 @lru_cache
 def noise(*, std: float) -> Stage:
     """Add Gaussian noise to the aggregate, on the server.
@@ -68,6 +71,7 @@ def noise(*, std: float) -> Stage:
     return Stage("noise", after=after)
 
 
+@checked
 @lru_cache
 def quantize(*, bits: int = 8) -> Stage:
     """Round updates at random to few levels, without bias (Alistarh et al. 2017).

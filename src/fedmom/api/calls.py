@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmom import data as datasets
 from fedmom.api.runs import Run, Runs, write_report
+from fedmom.core.arguments import checked
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import free_folder, removed_if_refused, slug
@@ -24,6 +25,7 @@ Place = str | Path
 Load = Callable[[str], FederatedData]
 
 
+@checked
 def run(
     data: Any = "shakespeare",
     model: Any = "auto",
@@ -82,6 +84,7 @@ def run(
         return created.resume(progress=progress, callbacks=callbacks)
 
 
+@checked
 def compare(
     algorithms: Sequence[Any] | Mapping[str, Any] = run_lists.ALGORITHMS,
     *,
@@ -135,6 +138,7 @@ def compare(
         return created.resume(progress=progress, callbacks=callbacks)
 
 
+@checked
 def sweep(
     grid: Mapping[str, Sequence[Any]],
     *,
@@ -183,6 +187,7 @@ def sweep(
         return created.resume(progress=progress, callbacks=callbacks)
 
 
+@checked
 def resume(
     folder: Place,
     *,
@@ -226,6 +231,7 @@ def resume(
     )
 
 
+@checked
 def load(folder: Place, **given: Any) -> Run | Runs:
     """Open the folder of a run, comparison or sweep.
 
@@ -255,6 +261,7 @@ def load(folder: Place, **given: Any) -> Run | Runs:
     return found
 
 
+@checked
 def report(
     runs: Run | Runs | Place | Sequence[Run | Runs | Place],
     out: Place = "report.html",

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
+from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.experiments import results
@@ -89,6 +90,7 @@ class _Results:
         return f"{_html_table(result_tables.grid(groups, target(groups)))}<svg{image[2]}"
 
 
+@checked_class
 class Run(_Results):
     """One run: its folder, its numbers and its model.
 
@@ -239,6 +241,7 @@ class Run(_Results):
         return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
 
 
+@checked_class
 class Runs(_Results, Mapping[str, Run]):
     """Several runs by name: a comparison or a sweep.
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 
 Integers = NDArray[np.int64]  # positions, sizes, clients
@@ -29,6 +30,7 @@ _LABELS: dict[Task, str] = {  # what ``Features.classes`` counts
 }
 
 
+@checked_class
 class Features(NamedTuple):
     """What a model must accept and predict: the kind and shape of one input, and of its label.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
 from fedmom.core.types import LOWER_IS_BETTER, Params
@@ -23,6 +24,7 @@ from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divid
 TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
 
 
+@checked
 def model(
     net: Any,
     data: FederatedData | Features,

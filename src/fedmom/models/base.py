@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import centred_uniform
 from fedmom.core.types import Params
@@ -35,6 +36,7 @@ TASKS: dict[str, tuple[Loss, tuple[Metric, ...]]] = {
 ROWS = 2
 
 
+@checked_class
 class Model(NamedTuple):
     """A model: how its first parameters are drawn, how it is applied, its loss and metrics.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Between
 from fedmom.models.losses import absolute_error, position_losses, shaped, squared_error
@@ -21,6 +22,7 @@ Numbers = NDArray[np.float64]
 LOG_ODDS = 10.0  # scores beyond ± this are in the outermost bins of a histogram
 
 
+@checked_class
 class Metric(NamedTuple):
     """A number that says how good a model is.
 

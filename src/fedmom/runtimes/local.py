@@ -13,6 +13,7 @@ import numpy as np
 from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
 from fedmom.algorithms.workload import Workload, check_workload
+from fedmom.core.arguments import checked_class
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import clients_key
@@ -39,6 +40,7 @@ CLIENTS_AT_ONCE = 32
 Part = Sequence[ClientTask]  # of a question: those that share a call
 
 
+@checked_class
 class LocalRuntime(Simulated):
     """Runs clients on this machine. They answer in the order they were asked, so sums repeat.
 

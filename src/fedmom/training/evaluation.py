@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import DivergedError
 from fedmom.core.types import LOWER_IS_BETTER, Params
 from fedmom.models.metrics import Metric
@@ -84,6 +85,7 @@ class Metrics:
         return {"round": round_, "split": split, "loss": self.loss, **self.values, **counts} | lower
 
 
+@checked
 def evaluate(runtime: Runtime, params: Params, split: str, budget: int | None = None) -> Metrics:
     """Ask the clients of a runtime to evaluate a model.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.forms import Form
 from fedmom.algorithms.workload import Method, Workload
+from fedmom.core.arguments import checked
 from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import stages_key
@@ -98,6 +99,7 @@ class Watch(Protocol):
         """Replies have come; whether they count is not known yet."""
 
 
+@checked
 def start(workload: Workload) -> State:
     """Return the state before the first round.
 
@@ -134,6 +136,7 @@ def start(workload: Workload) -> State:
 _first_states = jax.jit(Method.first_states, static_argnums=0)  # runs of one process share it
 
 
+@checked
 def model_of(workload: Workload, state: State) -> Params:
     """Return the model to evaluate and to keep: for most methods ``state.params``.
 
@@ -162,6 +165,7 @@ def broadcast_of(workload: Workload, state: State) -> Any:
     return workload.method.broadcast(state.params, state.server, state.stages)
 
 
+@checked
 def train(
     runtime: Runtime,
     *,

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import MOST
 from fedmom.training.samplers import Cohort, Sampler, in_random_order, uniform, weighted
@@ -143,6 +144,7 @@ class Buffered:
         return 1 / math.sqrt(1 + staleness)
 
 
+@checked
 def synchronous(size: int, sampler: Sampler = uniform, *, timeout: float | None = None) -> Pace:
     """Ask M clients and wait for all of them.
 
@@ -163,6 +165,7 @@ def synchronous(size: int, sampler: Sampler = uniform, *, timeout: float | None 
     return Synchronous(sampler, _size(size), size, _checked(timeout))
 
 
+@checked
 def over_selected(
     size: int, sampler: Sampler = uniform, *, extra: float = 0.3, timeout: float | None = None
 ) -> Pace:
@@ -189,6 +192,7 @@ def over_selected(
     return Synchronous(in_random_order(sampler), size + more, size, _checked(timeout))
 
 
+@checked
 def buffered(
     size: int, sampler: Sampler = uniform, *, in_flight: int, timeout: float | None = None
 ) -> Pace:

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 
 Cohort = NDArray[np.int64]
@@ -18,6 +19,7 @@ Pick = Callable[[np.random.Generator], Cohort]
 LARGE = 10_000  # clients: larger populations are not sorted for every draw
 
 
+@checked
 def uniform(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Uniformly, without replacement (the paper's).
 
@@ -39,6 +41,7 @@ def uniform(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Co
     return cohort(seed, round_, len(samples), size)
 
 
+@checked
 def poisson(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Each client by itself with probability M/K, so that the cohort's size varies.
 
@@ -66,6 +69,7 @@ def poisson(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Co
     return _without_replacement(rng, clients, int(rng.binomial(clients, size / clients)))
 
 
+@checked
 def weighted(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
     """A client is in with probability M n_k/n.
 

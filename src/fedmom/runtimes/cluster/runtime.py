@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.workload import Workload, check_workload
+from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
@@ -48,6 +49,7 @@ class _Arrived(NamedTuple):
     states: dict[str, NDArray[Any]]
 
 
+@checked_class
 class RayRuntime(Simulated):
     """Runs clients on actors of a Ray cluster.
 
