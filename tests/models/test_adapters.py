@@ -10,6 +10,7 @@ from fedmom import Features
 from tests.models.nets import HIDDEN, INPUTS, NETS, OUTPUTS, RATE, draw, linen_net, plain_net
 
 FEATURES = Features("vector", (INPUTS,), OUTPUTS)
+LOSS = fedmom.Metric("loss", lambda _outputs, labels: labels)
 LIBRARIES = pytest.mark.parametrize("library", NETS)
 BEFORE = 0.9**3  # what is left of the first statistics after three steps
 
@@ -188,13 +189,21 @@ def test_a_net_sees_inputs_of_the_datas_type():
         (3, {}, "3 is not a net"),
         (type(linen_net()), {}, "Net is a class of linen. Give an instance of it"),
         (lambda key: {"w": key}, {}, "returns dict for a key, not an equinox module"),
-        ((draw, draw), {"state": "locally"}, "state 'locally' is neither average nor local"),
+        ((draw, draw), {"state": "locally"}, "'locally'. It must be 'average' or 'local'"),
         ((draw, draw), {"state": "local"}, "this one has none"),
         ((draw, draw), {"loss": "square"}, "There is no loss 'square'.*squared_error"),
         ((draw, draw), {"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
-        ((draw, draw), {"metrics": "accuracy"}, r"a list, such as \['accuracy'\]"),
+        (
+            (draw, draw),
+            {"metrics": "accuracy"},
+            "metrics is 'accuracy'. It must be a list of texts",
+        ),
         ((draw, draw), {"metrics": ["mse", "mse"]}, "A metric is called 'mse'"),
-        ((draw, draw), {"metrics": [fedmom.Metric("loss", None)]}, "A metric is called 'loss'"),
+        (
+            (draw, draw),
+            {"metrics": [LOSS]},
+            "A metric is called 'loss'",
+        ),
     ],
 )
 def test_mistakes_are_sentences(net, options, says):
@@ -203,6 +212,6 @@ def test_mistakes_are_sentences(net, options, says):
 
 
 def test_a_loss_that_is_a_mean_is_refused():
-    model = fedmom.Model(draw, None, loss=lambda out, _y: out.mean())
+    model = fedmom.Model(draw, lambda *_: None, loss=lambda out, _y: out.mean())
     with pytest.raises(fedmom.FedMomError, match=r"shape \(\) for 5 samples. A loss returns one"):
         model.losses(jnp.zeros((5, 2)), jnp.zeros(5))

@@ -19,7 +19,7 @@ from fedmom.models.base import TASKS, Model
 from fedmom.models.losses import LOSSES, Loss
 from fedmom.models.metrics import Metric
 from fedmom.models.nets import Net, arguments, beside_state
-from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
+from fedmom.models.variables import StateChoice, Variables, divide, unite
 
 TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
 
@@ -76,8 +76,6 @@ def model(
         ['accuracy', 'top3']
     """
     features = data.features if isinstance(data, FederatedData) else data
-    if state not in STATE_CHOICES:
-        raise FedMomError(f"state {state!r} is neither average nor local.")
     if isinstance(net, str):
         if state == "local":
             raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
@@ -234,8 +232,6 @@ def _local(net: Net, own: Params) -> Model:
 
 
 def _metrics(metrics: Sequence[str | Metric | Callable[..., jax.Array]]) -> tuple[Metric, ...]:
-    if isinstance(metrics, str):
-        raise FedMomError(f"metrics is a list, such as [{metrics!r}], not {metrics!r}.")
     found = tuple(_metric(metric) for metric in metrics)
     names = [metric.name for metric in found]
     for name in names:
