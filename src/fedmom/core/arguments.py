@@ -217,8 +217,7 @@ def _of_array(inside: tuple[Any, ...]) -> Kind:
     kinds = "iu" if whole else "biufcUSTOV"
 
     def fits(value: Any) -> bool:
-        dtype = getattr(value, "dtype", None)
-        return hasattr(value, "shape") and getattr(dtype, "kind", "-") in kinds
+        return _is_array(value) and getattr(value.dtype, "kind", "-") in kinds
 
     return Kind(fits, "an array of whole numbers" if whole else ARRAYS)
 
@@ -256,13 +255,17 @@ def _of_class(kind: Any) -> Kind:
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
         return ANYTHING
     if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and kind.__name__ == "Array":
-        return Kind(lambda value: hasattr(value, "shape") and hasattr(value, "dtype"), ARRAYS)
+        return Kind(_is_array, ARRAYS)
     home = "fedmom." if kind.__module__.startswith("fedmom.") else ""
     words = f"a {home}{kind.__name__}"
     if getattr(kind, "_is_protocol", False):
         members = sorted(name for name in vars(kind) if not name.startswith("_"))
         words += f", which has {', '.join(members)}"
     return Kind(lambda value: isinstance(value, kind), words)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
 
 
 def _is_whole(value: Any) -> bool:
@@ -275,7 +278,7 @@ def _is_real(value: Any) -> bool:
     if isinstance(value, int | float | np.integer | np.floating):
         return True
     # A number of JAX's, which may be traced.
-    return getattr(value, "shape", None) == () and getattr(value.dtype, "kind", "") in "iuf"
+    return _is_array(value) and value.shape == () and getattr(value.dtype, "kind", "-") in "iuf"
 
 
 def _is_path(value: Any) -> bool:
@@ -312,7 +315,7 @@ def short(value: Any) -> str:
         >>> short("lenet"), short([1, 2]), short(np.zeros(3))
         ("'lenet'", '[1, 2]', 'a float64 array of shape (3,)')
     """
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if _is_array(value):
         return f"a {value.dtype} array of shape {tuple(value.shape)}"
     if callable(value):
         return f"the function {getattr(value, '__name__', type(value).__name__)}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.validation import Seed
+from fedmom.core.validation import Count, Seed
 
 Cohort = NDArray[np.int64]
 Sampler = Callable[[int, int, int, NDArray[np.int64]], Cohort]
@@ -21,7 +21,7 @@ LARGE = 10_000  # clients: larger populations are not sorted for every draw
 
 
 @checked
-def uniform(seed: Seed, round_: Seed, size: int, samples: NDArray[np.int64]) -> Cohort:
+def uniform(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Uniformly, without replacement (the paper's).
 
     Args:
@@ -43,7 +43,7 @@ def uniform(seed: Seed, round_: Seed, size: int, samples: NDArray[np.int64]) -> 
 
 
 @checked
-def poisson(seed: Seed, round_: Seed, size: int, samples: NDArray[np.int64]) -> Cohort:
+def poisson(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Each client by itself with probability M/K, so that the cohort's size varies.
 
     Privacy accounting often assumes it. A cohort may be empty; the round's aggregate is then 0.
@@ -71,7 +71,7 @@ def poisson(seed: Seed, round_: Seed, size: int, samples: NDArray[np.int64]) -> 
 
 
 @checked
-def weighted(seed: Seed, round_: Seed, size: int, samples: NDArray[np.int64]) -> Cohort:
+def weighted(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -> Cohort:
     """A client is in with probability M n_k/n.
 
     By systematic sampling in a random order; by Sampford's method from a large population, so that
