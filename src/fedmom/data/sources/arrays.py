@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division, assemble, inputs, owners
-from fedmom.data.rows.values import COUNTED, as_array, as_plain, read_labels
+from fedmom.data.rows.assembly import Division, assemble, check_rows, inputs, owners
+from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels
 from fedmom.data.source_files import check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
@@ -32,11 +32,11 @@ DAMAGE = (
 
 
 def from_arrays(
-    x: ArrayLike,
-    y: ArrayLike,
-    client_ids: ArrayLike | None = None,
+    x: Rows,
+    y: Rows,
+    client_ids: Rows | None = None,
     *,
-    is_test: ArrayLike | None = None,
+    is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
     seed: int = 0,
@@ -83,13 +83,17 @@ def from_arrays(
         >>> from_arrays(x, [0.5, 1, 2, 3], partition="iid:clients=2").features.task
         'regression'
     """
-    ids = None if client_ids is None else as_array(f"{name}: client ids", client_ids)
+    if users is not None and client_ids is None:
+        raise FedMomError(f"{name}: users are the names of client_ids, which are not given.")
+    ids = None if client_ids is None else as_array(f"{name}: client_ids", client_ids)
     division = Division(test_fraction, partition, seed)
     division.check(name, ids=ids is not None, marked=is_test is not None)
-    array = inputs(name, as_plain(f"{name}: x", as_array(f"{name}: x", x)))
-    labels = read_labels(name, as_array(f"{name}: labels", y), array.shape[1:], task)
-    clients = None if ids is None else owners(name, ids, users)
     marks = None if is_test is None else as_array(f"{name}: is_test", is_test)
+    given, targets = as_array(f"{name}: x", x), as_array(f"{name}: y", y)
+    check_rows(name, {"x": given, "y": targets, "client_ids": ids, "is_test": marks})
+    array = inputs(name, as_plain(f"{name}: x", given))
+    labels = read_labels(name, targets, array.shape[1:], task)
+    clients = None if ids is None else owners(name, ids, users)
     return assemble(name, array, labels, clients, division, marks)
 
 
@@ -191,9 +195,9 @@ class Pairs(Protocol):
 
 def from_torch(
     dataset: Pairs,
-    client_ids: ArrayLike | None = None,
+    client_ids: Rows | None = None,
     *,
-    is_test: ArrayLike | None = None,
+    is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
     seed: int = 0,
@@ -264,17 +268,13 @@ def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:
         raise FedMomError(
             f"{name}: item {row} is a {type(item).__name__}, not a pair (input, label)."
         )
-    value, label = (_array(part) for part in item)
-    if _is_tensor(item[0]) and value.ndim == 3:
+    value, label = (
+        np.asarray(part) if isinstance(part, float | int | np.generic) else part for part in item
+    )
+    value = as_array(f"{name}: the input of item {row}", value)
+    if hasattr(item[0], "detach") and value.ndim == 3:
         value = value[0] if value.shape[0] == 1 else np.moveaxis(value, 0, -1)
-    return value, label.item() if label.ndim == 0 else label
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "detach")
-
-
-def _array(value: Any) -> NDArray[Any]:
-    if _is_tensor(value):  # without importing torch, which takes seconds
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    if hasattr(label, "__array__") and not isinstance(label, np.generic):
+        label = as_array(f"{name}: the label of item {row}", label)
+        return value, label.item() if label.ndim == 0 else label
+    return value, label
