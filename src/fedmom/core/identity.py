@@ -24,7 +24,7 @@ from fedmom.core.errors import FedMomError
 
 Seen = dict[int, tuple[int, Any]]  # by id: the place where an object was first met, and itself
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
+PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _FEDMOM = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,59}")
@@ -67,7 +67,7 @@ def named(value: Any, name: str) -> Any:
         raise FedMomError(
             f"named: name is {name!r}. It must be a letter and up to 59 letters, digits, _, - or ."
         )
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         raise FedMomError(f"named: value is {value!r}. Numbers and texts need no name.")
     try:
         held: Callable[[], Any] = weakref.ref(value)
@@ -165,7 +165,7 @@ def importable(value: Any) -> str | None:
 
 def _parts(value: Any, seen: Seen) -> Iterator[bytes]:
     """Yield the bytes that make an object what it is; an object met again counts by its place."""
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         yield f"{type(value).__name__} {value!r}".encode(errors="surrogatepass")
         return
     if id(value) in seen:

@@ -19,6 +19,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.core.identity import UnidentifiedError, fingerprint, given_name, importable, label
 from fedmom.core.registry import Registry, is_object
+from fedmom.core.user_code import parts as user_code_of
 from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
@@ -63,6 +64,20 @@ def _row(table: Registry, word: str, value: Any, function: Callable[..., Any]) -
     if name := given_name(value):
         return table.adopt(name, NAMED, function)
     return table.adopt(word, fingerprint(value), function)
+
+
+def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of the code behind every ``@module.function`` in settings, by name.
+
+    A dataset's is left out: its content is known.
+    """
+    found: dict[str, str] = {}
+    for name in _NAMING.keys() - {"data", "runtime"}:
+        specs = str(settings.get(name, "")).split("+")
+        for spec in specs:
+            if spec.startswith("@"):
+                found |= user_code_of(_NAMING[name][1][0].find(spec))
+    return dict(sorted(found.items()))
 
 
 def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]:
