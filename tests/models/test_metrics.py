@@ -103,8 +103,7 @@ def test_every_metric_is_its_definition(spec):
     rows = metric.per_sample(jnp.asarray(outputs, jnp.float32), jnp.asarray(labels))
     assert rows.ndim == (1 if metric.value is None else 2)
     assert value_of(metric, rows) == pytest.approx(expected, rel=1e-5)
-    low = not metric.higher_is_better
-    assert low == (metric.name in ("mse", "rmse", "mae", "perplexity"))
+    assert metric.higher_is_better is (metric.name not in ("mse", "rmse", "mae", "perplexity"))
 
 
 @pytest.mark.parametrize("spec", CASES)

@@ -7,5 +7,7 @@ Params = Any  # any tree of arrays
 Schedule = Callable[[Any], Any]  # of a round number, plain or traced; any optax schedule
 Say = Callable[[str], None]  # is told a sentence for the user
 Weighting = Literal["population", "cohort", "uniform"]
-LOWER_IS_BETTER = "lower_is_better"  # in a line of evals.jsonl: the metrics that are so
+# In a line of evals.jsonl: the metrics of which lower values are better, and those of which nobody
+# has said which values are.
+LOWER_IS_BETTER, UNRANKED = "lower_is_better", "unranked"
 WEIGHTINGS: tuple[Weighting, ...] = ("population", "cohort", "uniform")

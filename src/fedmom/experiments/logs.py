@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, write_atomic
-from fedmom.core.types import LOWER_IS_BETTER
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED
 
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -129,7 +129,7 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST
     if name in ("diagnostics", "metrics"):
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
-    if name == LOWER_IS_BETTER:
+    if name in (LOWER_IS_BETTER, UNRANKED):
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
-from fedmom.core.types import LOWER_IS_BETTER, Params
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
 from fedmom.models.base import TASKS, Model
@@ -21,7 +21,7 @@ from fedmom.models.metrics import Metric
 from fedmom.models.nets import Net, arguments, beside_state
 from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
 
-TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
+TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER, UNRANKED)  # in the logs
 
 
 @checked
@@ -51,8 +51,9 @@ def model(
         loss: ``loss(outputs, labels) ->`` one number per sample, or a name of
             ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
         metrics: Names of ``fedmom.METRICS``, ``fedmom.Metric`` values, or functions
-            ``(outputs, labels) ->`` one number per sample, of which the mean is taken and higher is
-            better. The first is what tables rank by. By default, those of the data's task.
+            ``(outputs, labels) ->`` one number per sample, of which the mean is taken. Tables rank
+            by the first that says whether higher is better, as a function does not. By default,
+            those of the data's task.
         state: What becomes of state that is not trained, such as batch norm's running statistics.
             "average": it is sent, and the server takes the mean over clients, as in FedAvg.
             "local": layers that have state stay on each client as a whole, with their trained

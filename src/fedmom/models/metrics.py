@@ -33,7 +33,8 @@ class Metric(NamedTuple):
         value: ``value(sums)``, the metric made of the sums of these rows, along the last axis of
             an array; it must take arrays of any dimension. None: the mean over samples of one
             number each.
-        higher_is_better: Whether it is.
+        higher_is_better: Whether higher values are better, or lower ones. None: unknown; the metric
+            is shown, and no run is called better or worse by it.
         hits: Whether each sample counts 0 or 1, as in accuracy; then percentiles over clients have
             next to them those expected if all clients were equally accurate.
 
@@ -48,14 +49,14 @@ class Metric(NamedTuple):
     name: str
     per_sample: Callable[[jax.Array, jax.Array], jax.Array]
     value: Callable[[Numbers], Any] | None = None
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None
     hits: bool = False
 
 
 @lru_cache
 def accuracy() -> Metric:
     """The share of samples whose largest output is the right class."""
-    return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, hits=True)
+    return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, None, True, hits=True)
 
 
 @lru_cache
@@ -72,7 +73,7 @@ def top(*, k: Annotated[int, Between(1, 1000)] = 5) -> Metric:
             raise FedMomError(f"top:k={k} needs more than {k} classes, not {out.shape[-1]}.")
         return jnp.any(jax.lax.top_k(out, k)[1] == y[..., None], axis=-1)
 
-    return Metric(f"top{k}", among, hits=True)
+    return Metric(f"top{k}", among, higher_is_better=True, hits=True)
 
 
 @lru_cache
@@ -105,7 +106,7 @@ def position_accuracy() -> Metric:
         counted = y >= 0
         return _row(_total((jnp.argmax(out, axis=-1) == y) & counted), _total(counted))
 
-    return Metric("position_accuracy", at_positions, _ratio)
+    return Metric("position_accuracy", at_positions, _ratio, higher_is_better=True)
 
 
 @lru_cache
@@ -142,7 +143,7 @@ def f1(*, average: Literal["macro", "micro"] = "macro") -> Metric:
         by_class = (each.reshape(len(out), -1, each.shape[-1]).sum(1) for each in found)
         return jnp.concatenate(list(by_class), axis=-1)
 
-    return Metric("f1_micro" if micro else "f1", counts, _f1_of_counts)
+    return Metric("f1_micro" if micro else "f1", counts, _f1_of_counts, True)
 
 
 @lru_cache
@@ -166,7 +167,7 @@ def auc(*, bins: Annotated[int, Between(2, 10_000)] = 200) -> Metric:
         rows = jax.nn.one_hot(place, bins)[..., None, :] * sides[..., None]
         return rows.reshape(len(out), -1)
 
-    return Metric("auc", histogram, lambda sums: _area(sums, bins))
+    return Metric("auc", histogram, lambda sums: _area(sums, bins), higher_is_better=True)
 
 
 def _area(sums: Numbers, bins: int) -> Numbers:

@@ -121,6 +121,7 @@ def _note(groups: Sequence[Group]) -> str:
         over_seeds_note(groups),
         "Runs that diverged are left out of means." if mixed else "",
         _percentiles_note(ranked_by(groups).metric, [r for g in groups for r in g.runs]),
+        unranked_note(groups),
     )
     return " ".join(filter(None, texts))
 
@@ -144,6 +145,18 @@ def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
     if _lasts(runs, "test", f"{metric}_p10_identical"):
         return f"{said}; in brackets, expected if all clients had the same {metric}."
     return f"{said}."
+
+
+def unranked_note(groups: Sequence[Group]) -> str:
+    """Say which metrics have no verdict, and how they get one; nothing if all have."""
+    runs = (run for group in groups for run in group.runs if run.evals)
+    metrics = {name for run in runs for name in run.metrics if not run.better(name)}
+    if not metrics:
+        return ""
+    return (
+        f"No verdict on {', '.join(sorted(metrics))}: whether higher is better is unknown. Say it:"
+        " fedmom.Metric(..., higher_is_better=...)."
+    )
 
 
 def _range(numbers: Sequence[float]) -> str:
