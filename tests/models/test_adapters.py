@@ -197,13 +197,33 @@ def test_a_net_sees_inputs_of_the_datas_type():
         ((draw, draw), {"loss": "square"}, "There is no loss 'square'.*squared_error"),
         ((draw, draw), {"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ((draw, draw), {"metrics": "accuracy"}, "metrics is 'accuracy'. It must be a list"),
-        ((draw, draw), {"metrics": ["mse", "mse"]}, "A metric is called 'mse'"),
+        ((draw, draw), {"metrics": ["mse", "mse"]}, "2 metrics are called 'mse'"),
         ((draw, draw), {"metrics": [own("loss")]}, "A metric is called 'loss'"),
+        ((draw, draw), {"metrics": [lambda out, _y: out]}, "A metric is called '<lambda>'"),
     ],
 )
 def test_mistakes_are_sentences(net, options, says):
     with pytest.raises(fedmom.FedMomError, match=says):
         fedmom.model(net, FEATURES, **options)
+
+
+BAD_NAMES = [
+    *("loss", "round", "split", "clients", "samples", "lower_is_better", "unranked", "run", "row"),
+    *("values", "metrics", "diagnostics", "cohort", "rejected", "mse_p10", "mse_p90_identical"),
+    *("", "a b", "a/b", "..", "a\0", "a\n", "é" * 61, "1st", "<b>"),
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_that_logs_cannot_hold_is_refused(name):
+    """Also in a model that was made by hand, which is checked when it is put to work."""
+    with pytest.raises(fedmom.FedMomError, match="A metric is called"):
+        fedmom.model((draw, draw), FEATURES, metrics=[own(name)])
+    by_hand = fedmom.Model(draw, lambda w, x, _key: x @ w, metrics=(own(name),))
+    data = fedmom.load_data("synthetic:clients=4")
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), fedmom.LocalWork(lr=0.1, steps=1))
+    with pytest.raises(fedmom.FedMomError, match="A metric is called"):
+        fedmom.Workload(data, by_hand, algorithm)
 
 
 def test_a_loss_that_is_a_mean_is_refused():

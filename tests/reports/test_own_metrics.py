@@ -17,7 +17,7 @@ from fedmom.data.federated import FederatedData, Split, aligned
 from fedmom.experiments import build, logs, seed_statistics, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import Group, Result, read, target
+from fedmom.experiments.results import Group, Result, as_groups, read, target
 from fedmom.experiments.settings import RunConfig
 from fedmom.reports import curves, differences, result_tables, run_page, sweep_page
 
@@ -146,15 +146,14 @@ def gap(outputs, labels):
     return jnp.abs(outputs - labels).mean(-1)
 
 
-def compared(path, metric):
+def compared(path, metric, *callbacks):
     """Two rules on values of clients, one of which reaches a far smaller error."""
     data = values_of_clients()
     functions = lambda _key: jnp.zeros((D, OUT)), lambda w, x, _key: x @ w
     model = fedmom.model(functions, data, metrics=[metric])
     how = {"rounds": 4, "lr": 0.1, "local_steps": 5, "seeds": 3, "clients_per_round": 4}
-    return fedmom.compare(
-        ["fedavg", "fedsgd"], data=data, model=model, out=path, progress=False, **how
-    )
+    how |= {"out": path, "progress": False, "callbacks": list(callbacks)}
+    return fedmom.compare(["fedavg", "fedsgd"], data=data, model=model, **how)
 
 
 @pytest.mark.parametrize("metric", [gap, fedmom.Metric("gap", gap)])
@@ -176,6 +175,30 @@ def test_a_metric_that_does_not_say_which_values_are_better_has_no_verdict(tmp_p
     titles = [chart.title for chart in curves.evaluations(groups).charts]
     assert titles == ["Training loss", "Test loss", "Test gap"]
     assert "Test gap over" not in runs.report().read_text()
+
+
+def no_number(outputs, labels):
+    return gap(outputs, labels) * jnp.nan
+
+
+def test_a_metric_without_a_value_is_nan_everywhere(tmp_path):
+    metric = fedmom.Metric("gap", no_number, higher_is_better=False)
+    seen = []
+    runs = compared(tmp_path / "runs", metric, lambda event: seen.append(event.evals))
+    assert np.isnan(seen[0]["test"]["gap"])
+    run = fedmom.load(tmp_path / "runs")["fedavg_seed0"]
+    row = run.result.evals[-1]
+    assert np.isnan(row["gap"])
+    assert "gap_p10" not in row
+    assert '"gap": null' in (run.path / "evals.jsonl").read_text()
+    groups = as_groups({name: each.result for name, each in runs.items()})
+    grid = result_tables.grid(groups, target(groups))
+    cells = dict(zip(grid.columns, grid.rows[0], strict=True))
+    assert cells["test gap"] == "nan"
+    assert {"not settled"} == set(runs.findings.set_index("measure").loc[["test gap"]]["finding"])
+    assert [row[0] for row in sweep_page.ranking(groups).rows] == [g.label for g in groups]
+    assert runs.report().exists()
+    assert run.resume(progress=False).status == "finished"
 
 
 def test_a_metric_of_which_lower_is_better_ranks_so(tmp_path):

@@ -1,5 +1,6 @@
 """Types that several layers share."""
 
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -10,4 +11,10 @@ Weighting = Literal["population", "cohort", "uniform"]
 # In a line of evals.jsonl: the metrics of which lower values are better, and those of which nobody
 # has said which values are.
 LOWER_IS_BETTER, UNRANKED = "lower_is_better", "unranked"
+# What metrics cannot be called: other fields of logs and tables, and attributes of evaluations.
+TAKEN = (
+    *("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER, UNRANKED, "run", "row"),
+    *("values", "metrics", "diagnostics", "cohort", "rejected"),
+)
+PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of a percentile of one
 WEIGHTINGS: tuple[Weighting, ...] = ("population", "cohort", "uniform")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
-from fedmom.core.types import LOWER_IS_BETTER, UNRANKED
+from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
@@ -25,7 +24,6 @@ COMPARE_LIST, SWEEP_LIST = LISTS = "compare.json", "sweep.json"
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
 NO_METRICS = ("round", "split", "loss", "clients", "samples")  # of the numbers of a line
-PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of one
 NOT_NAMING = ("seed", "tensorboard", "runtime")
 
 
@@ -122,7 +120,8 @@ class Result:
     def best(self) -> float:
         """Return the best value of the test metric so far."""
         sign = self.better(self.metric)
-        values = (sign * value for _, value in self.curve("test", self.metric))
+        found = (sign * value for _, value in self.curve("test", self.metric))
+        values = (value for value in found if not math.isnan(value))
         return sign * max(values, default=0.0 if sign > 0 else -math.inf)
 
     def until(self, rounds: int) -> "Result":

@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
-from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
+from fedmom.core.types import Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
 from fedmom.models.base import TASKS, Model
 from fedmom.models.losses import LOSSES, Loss
-from fedmom.models.metrics import Metric
+from fedmom.models.metrics import Metric, check_names
 from fedmom.models.nets import Net, arguments, beside_state
-from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
-
-TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER, UNRANKED)  # in the logs
+from fedmom.models.variables import StateChoice, Variables, divide, unite
 
 
 @checked
@@ -77,8 +75,6 @@ def model(
         ['accuracy', 'top3']
     """
     features = data.features if isinstance(data, FederatedData) else data
-    if state not in STATE_CHOICES:
-        raise FedMomError(f"state {state!r} is neither average nor local.")
     if isinstance(net, str):
         if state == "local":
             raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
@@ -235,20 +231,13 @@ def _local(net: Net, own: Params) -> Model:
 
 
 def _metrics(metrics: Sequence[str | Metric | Callable[..., jax.Array]]) -> tuple[Metric, ...]:
-    if isinstance(metrics, str):
-        raise FedMomError(f"metrics is a list, such as [{metrics!r}], not {metrics!r}.")
     found = tuple(_metric(metric) for metric in metrics)
-    names = [metric.name for metric in found]
-    for name in names:
-        if name in TAKEN or not name.isidentifier() or names.count(name) > 1:
-            raise FedMomError(
-                f"A metric is called {name!r}. Names are words that differ from each other and"
-                f" from {', '.join(TAKEN)}."
-            )
+    check_names(found)
     return found
 
 
 def _metric(metric: str | Metric | Callable[..., jax.Array]) -> Metric:
     if isinstance(metric, str):
         return METRICS.build(metric)
-    return metric if isinstance(metric, Metric) else Metric(metric.__name__, metric)
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return metric if isinstance(metric, Metric) else Metric(name, metric)

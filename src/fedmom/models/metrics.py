@@ -4,7 +4,8 @@ A client sends sums only. They add up over its batches, and over clients: what a
 client and for all of them is the same function of their sums.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import PERCENTILE, TAKEN
 from fedmom.core.validation import Between
 from fedmom.models.losses import absolute_error, position_losses, shaped, squared_error
 
 Numbers = NDArray[np.float64]
+LONGEST_NAME = 60  # letters
 LOG_ODDS = 10.0  # scores beyond ± this are in the outermost bins of a histogram
 
 
@@ -51,6 +54,30 @@ class Metric(NamedTuple):
     value: Callable[[Numbers], Any] | None = None
     higher_is_better: bool | None = None
     hits: bool = False
+
+
+def check_names(metrics: Sequence[Metric]) -> None:
+    """Refuse names that logs and tables cannot tell from their own, or from each other.
+
+    Examples:
+        >>> check_names([Metric("a b", lambda outputs, labels: outputs)])
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: A metric is called 'a b'. Its name must be a word of \
+letters, digits and underscores, at most 60 of them.
+    """
+    for name, times in Counter(metric.name for metric in metrics).items():
+        if times > 1:
+            raise FedMomError(f"{times} metrics are called {name!r}. Give each a name of its own.")
+        if name in TAKEN or PERCENTILE.search(name):
+            raise FedMomError(
+                f"A metric is called {name!r}. Evaluations have another field of that name: choose"
+                " another name."
+            )
+        if not name.isidentifier() or len(name) > LONGEST_NAME:
+            raise FedMomError(
+                f"A metric is called {short(name)}. Its name must be a word of letters, digits and"
+                f" underscores, at most {LONGEST_NAME} of them."
+            )
 
 
 @lru_cache

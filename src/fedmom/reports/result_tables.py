@@ -202,7 +202,7 @@ def _reached(rounds: Sequence[int | None]) -> str:
 def _lasts(runs: Iterable[Result], split: str, key: str) -> list[float]:
     """Return a number of the last evaluations, of the runs that have it."""
     values = (run.last(split, key) for run in runs)
-    return [value for value in values if value is not None and math.isfinite(value)]
+    return [value for value in values if value is not None]
 
 
 def _short(rounds: float) -> str:

@@ -64,7 +64,8 @@ class _Rank:
     def order(self) -> tuple[bool, bool, float]:
         """What rows are sorted by: settings with which a run diverged come after the others."""
         diverged = any(run.diverged for run in self.group.runs)
-        return not self.metrics, diverged, -self.by.better * interval(self.metrics or [0.0]).mean
+        mean = interval(self.metrics).mean
+        return math.isnan(mean), diverged, 0.0 if math.isnan(mean) else -self.by.better * mean
 
     def texts(self, *, seeds: bool, stopped: bool) -> list[str]:
         """Return the cells of the table."""

@@ -25,8 +25,8 @@ class Metrics:
 
     Every metric of the model is an attribute, such as ``accuracy``, and so are its percentiles over
     clients, ``accuracy_p10``, ``accuracy_p50`` and ``accuracy_p90``. What has no finite value, such
-    as the AUC of samples of one class, is not there; clients without a value are left out of
-    percentiles.
+    as the AUC of samples of one class, is NaN. Clients without a value are left out of percentiles,
+    which are not there if no client has one.
 
     A client with few samples has a high or a low accuracy by chance. So beside every percentile
     stands the one that identical clients would show, ``accuracy_p10_identical``: each with the
@@ -120,9 +120,8 @@ def summarize(scores: Scores) -> Metrics:
     if not math.isfinite(loss):
         raise DivergedError("The model's loss is not finite. Use a smaller --lr.")
     values = {k: v for metric in scores.metrics for k, v in _numbers(metric, scores)}
-    shown = [metric for metric in scores.metrics if metric.name in values]
     lower, unranked = (
-        tuple(metric.name for metric in shown if metric.higher_is_better is said)
+        tuple(metric.name for metric in scores.metrics if metric.higher_is_better is said)
         for said in (False, None)
     )
     clients, samples = len(scores.evaluated), int(scores.evaluated.sum())
@@ -130,16 +129,16 @@ def summarize(scores: Scores) -> Metrics:
 
 
 def _numbers(metric: Metric, scores: Scores) -> Iterator[tuple[str, float]]:
-    """Yield a metric and its percentiles over clients, by name, where they are finite."""
+    """Yield a metric and its percentiles over clients, by name."""
     name = metric.name
     each, whole = per_client(metric, scores)
-    if not math.isfinite(whole):
-        return
-    yield name, whole
+    yield name, whole if math.isfinite(whole) else math.nan
     known = each[np.isfinite(each)]
+    if not len(known):
+        return
     for p, value in zip(PERCENTILES, np.percentile(known, PERCENTILES).tolist(), strict=True):
         yield f"{name}_p{p}", value
-    if metric.hits:
+    if metric.hits and math.isfinite(whole):
         for p in PERCENTILES:
             yield f"{name}_p{p}_identical", identical_percentile(scores.evaluated, whole, p)
 
