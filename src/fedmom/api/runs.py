@@ -14,7 +14,7 @@ from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.types import Params
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.folder import RunFolder
@@ -135,7 +135,9 @@ class Run(_Results):
     @property
     def evals(self) -> "pd.DataFrame":
         """One row per evaluation and split: the mean of every metric, and percentiles."""
-        return _pandas().DataFrame(list(self.result.evals))
+        lists = (LOWER_IS_BETTER, UNRANKED)
+        rows = [{k: v for k, v in row.items() if k not in lists} for row in self.result.evals]
+        return _pandas().DataFrame(rows)
 
     @property
     def rounds(self) -> "pd.DataFrame":

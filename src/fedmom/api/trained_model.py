@@ -240,7 +240,8 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
 
 def _metrics(evals: Any) -> str:
     last = {row["split"]: row for row in evals}
-    names = [key for key in next(iter(last.values()), {}) if key not in ("round", "split")]
+    numbers = (k for k, v in next(iter(last.values()), {}).items() if not isinstance(v, list))
+    names = [name for name in numbers if name not in ("round", "split")]
     rows = [(name, *(_number(row.get(name)) for row in last.values())) for name in names]
     return _table(("metric", *last), rows)
 

@@ -83,7 +83,7 @@ class RunFolder:
     def append(self, name: str, rows: LogRows) -> None:
         """Add lines to a log."""
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            file.writelines(logs.line(row) for row in rows)
         if name == EVALS and self._evaluated is not None:
             self._evaluated += [row["round"] for row in rows]
 

@@ -6,12 +6,13 @@ damaged afterwards, and is refused.
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, write_atomic
-from fedmom.core.types import LOWER_IS_BETTER
+from fedmom.core.types import LOWER_IS_BETTER, TAKEN, UNRANKED
 
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -95,6 +96,12 @@ def _keep_what_is_cut(path: Path, content: bytes) -> None:
         append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
 
 
+def line(row: Mapping[str, Any]) -> str:
+    """Return a line of a log; a metric that is NaN is null in JSON."""
+    written = {k: None if v != v else v for k, v in row.items()}  # NaN
+    return json.dumps(written, allow_nan=False) + "\n"
+
+
 def check_order(path: Path, log: Log) -> None:
     """Refuse a log whose rounds are not one after another: lines are missing, or there twice."""
     evals = path.name == EVALS
@@ -118,7 +125,9 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
         if name not in row:
             raise _bad(path, number, f"cannot be used: it has no {name}")
     for name, value in row.items():
-        if not _fits(name, value):
+        if value is None and path.name == EVALS and name not in TAKEN:
+            row[name] = math.nan  # a metric that had no value
+        elif not _fits(name, value):
             raise _bad(path, number, f"cannot be used: its {name} is {_short(value)}")
     return row
 
@@ -129,7 +138,7 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST
     if name in ("diagnostics", "metrics"):
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
-    if name == LOWER_IS_BETTER:
+    if name in (LOWER_IS_BETTER, UNRANKED):
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])
