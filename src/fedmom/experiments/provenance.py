@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, parse_json, write_atomic
+from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
 from fedmom.experiments.settings import RunConfig, kebab
@@ -52,7 +52,7 @@ def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -
 
 def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     try:
-        found = parse_json((path / STARTED).read_bytes())
+        found = parse_json(read_file(path / STARTED))
         before, data_before = dict(found["settings"]), dict(found["data"])
     except FileNotFoundError:
         return []
