@@ -14,6 +14,7 @@ from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import inner_folder
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment
@@ -211,7 +212,7 @@ class Run(_Results):
         Returns:
             The folder.
         """
-        path = Path(folder) if folder else self.path / "export"
+        path = Path(folder) if folder else inner_folder(self.path / "export")
         trained_model.write_files(self, path, onnx_batch)
         return path
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.core.fusion import plain_calls
 from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
@@ -181,7 +181,7 @@ def write_files(run: "Run", folder: Path, onnx_batch: int | None = None) -> None
         CARD: card(run, tensors).encode(),
         SETTINGS: run.result.config.toml().encode(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         for name, content in files.items():
             write_atomic(folder / name, content)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, parse_json, write_atomic
+from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
 from fedmom.experiments import object_names
@@ -56,7 +56,7 @@ def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -
 
 def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     try:
-        found = parse_json((path / STARTED).read_bytes())
+        found = parse_json(read_file(path / STARTED))
         before, data_before = dict(found["settings"]), dict(found["data"])
         code_before = dict(found.get("code", {}))  # not in folders of earlier versions
     except FileNotFoundError:
