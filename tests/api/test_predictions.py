@@ -8,6 +8,7 @@ from click.testing import CliRunner
 import fedmom
 from fedmom.cli.main import cli
 from fedmom.core.errors import FedMomError
+from fedmom.data.schema import Schema
 
 TASK = {"progress": False, "lr": 0.1, "clients_per_round": 2}
 COLUMNS = ["u", "age", "w"]
@@ -132,3 +133,53 @@ def test_whole_numbers_stay_whole(folder):
         run.outputs(x + 0.5)
     with pytest.warns(UserWarning, match="columns have no names"):
         run.outputs(pd.DataFrame(x, columns=["a", "b", "c"]))
+
+
+def test_a_run_remembers_its_schema(table_run, frame, folder):
+    """The file may change; what the model was trained on does not."""
+    file = table_run.path / "schema.json"
+    assert Schema.from_json(file.read_bytes(), "") == table_run.schema
+    spec, columns = f"{folder / 'moved.csv'}{OPTIONS}", ["w", "u", "age"]
+    frame.to_csv(folder / "moved.csv", index=False)
+    run = fedmom.run(spec, rounds=3, out=folder / "moved", **TASK)
+    expected = run.outputs(frame)
+    frame[[*columns, "y"]].to_csv(folder / "moved.csv", index=False)
+    again = fedmom.load(run.path)
+    np.testing.assert_array_equal(again.outputs(frame[columns]), expected)
+    with pytest.raises(FedMomError, match="columns of the data was u, age, w and is w, u, age"):
+        again.resume(progress=False)
+    (run.path / "schema.json").unlink()  # as in folders of earlier versions
+    assert [c.name for c in fedmom.load(run.path).schema.columns.inputs] == columns
+    (run.path / "schema.json").write_text("{}")
+    with pytest.raises(FedMomError, match=r"schema\.json is damaged"):
+        fedmom.load(run.path).predict(frame)
+
+
+def test_renamed_columns_are_another_data(frame, folder):
+    data, other = (
+        fedmom.from_dataframe(f, label="y", partition="iid:clients=4")
+        for f in (frame, frame.rename(columns={"u": "v"}))
+    )
+    stop = [lambda event: event.round == 1]
+    run = fedmom.run(data, rounds=2, out=folder / "renamed", callbacks=stop, **TASK)
+    with pytest.raises(FedMomError, match="columns of the data was u, age, w and is v, age, w"):
+        fedmom.resume(run.path, data=other, progress=False)
+    assert fedmom.resume(run.path, data=data, progress=False).status == "finished"
+
+
+def test_an_exported_model_has_its_schema(table_run, folder):
+    made = table_run.export(folder / "exported")
+    assert (made / "schema.json").read_bytes() == (table_run.path / "schema.json").read_bytes()
+    card = (made / "README.md").read_text()
+    assert "| columns | 'u', 'age', 'w' |" in card
+    assert "| names of outputs | 'no', 'yes' |" in card
+
+
+def test_a_run_on_arrays_is_exported_from_python(frame, folder):
+    data = fedmom.from_dataframe(frame, label="y", partition="iid:clients=4")
+    run = fedmom.run(data, rounds=1, out=folder / "arrays", **TASK)
+    assert (fedmom.load(run.path, data=data).export() / "model.safetensors").exists()
+    file = run.path / "config.toml"
+    file.write_text(file.read_text().replace("dataframe@", "dataframe@0"))  # of another process
+    done = CliRunner().invoke(cli, ["export", str(run.path)])
+    assert f"fedmom.load({str(run.path)!r}, data=...).export()." in str(done.exception)

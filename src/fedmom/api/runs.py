@@ -16,7 +16,7 @@ from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.schema import Schema
-from fedmom.experiments import results
+from fedmom.experiments import provenance, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Observer
@@ -173,7 +173,7 @@ class Run(_Results):
     @functools.cached_property
     def schema(self) -> Schema:
         """What the model was trained on: inputs with their columns and scaling, and labels."""
-        return Schema.of(self.experiment.data)
+        return provenance.trained_on(self.path) or Schema.of(self.experiment.data)
 
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.

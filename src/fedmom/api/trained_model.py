@@ -19,7 +19,7 @@ from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
 from fedmom.data.given import conformed, encoded, inputs_for
-from fedmom.data.schema import Schema
+from fedmom.data.schema import Schema, listed
 from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256  # inputs in a call
 TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
+SCHEMA = "schema.json"
 
 
 def outputs(run: "Run", x: Any) -> NDArray[Any]:
@@ -142,6 +143,7 @@ def write_files(run: "Run", folder: Path, onnx_batch: int | None = None) -> None
         **onnx,
         CARD: card(run, tensors).encode(),
         SETTINGS: run.result.config.toml().encode(),
+        SCHEMA: run.schema.to_json(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -191,6 +193,9 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
         _table(("name", "shape"), [(f"`{k}`", str(v.shape)) for k, v in tensors.items()]),
         "```python\nfrom safetensors.numpy import load_file\n\n"
         f'params = load_file("{TENSORS}")\n```',
+        "## Inputs and outputs",
+        f"`{SCHEMA}` has all columns and names.",
+        _table(("", ""), list(_described(run.schema).items())),
         "## Settings",
         f"All are in `{SETTINGS}`.",
         _table(("setting", "value"), list(result.settings().items())),
@@ -198,6 +203,22 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
         _table(("package", "version"), list((result.versions or {}).items())),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _described(schema: Schema) -> dict[str, str]:
+    """Return what a model is given and returns, for its card."""
+    shape, scaled = ", ".join(map(str, schema.shape)), ""
+    if schema.divided_by > 1:
+        scaled = f", bytes divided by {schema.divided_by}"
+    found = {"inputs": f"{schema.kind}, {schema.dtype} of shape (inputs, {shape}){scaled}"}
+    if schema.columns is not None:
+        found["columns"] = listed([column.name for column in schema.columns.inputs])
+    outputs = {"classes": "class", "sequence": "class at every position", "multilabel": "label"}
+    what = f"a number for every {outputs[schema.task]}" if schema.task in outputs else "values"
+    found["outputs"] = f"{what}: {schema.classes:,}"
+    if schema.class_names is not None:
+        found["names of outputs"] = listed(schema.class_names)
+    return found
 
 
 def _metrics(evals: Any) -> str:
@@ -227,9 +248,9 @@ def onnx_bytes(run: "Run", batch: int) -> bytes:
             from jax2onnx import to_onnx  # type: ignore[import-untyped]
     except ImportError:
         raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
-    params, model, features = run.params, run.experiment.model, run.experiment.data.features
-    kind = np.int32 if features.kind == "text" else np.float32
-    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
+    params, model, schema = run.params, run.experiment.model, run.schema
+    form = (batch, *schema.shape)
+    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros(form, schema.dtype))
     with _quiet(), plain_calls():
         made = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
     return made.SerializeToString()

@@ -54,10 +54,10 @@ class Schema(BaseModel):
         kind, shape, classes, task = data.features
         names = data.class_names
         if kind == "text":
-            given = np.dtype(np.int32)
+            given: np.dtype[Any] = np.dtype(np.int32)
             names = SYMBOLS if names is None and classes == len(SYMBOLS) else names
         else:
-            given = data.arrays["x"].dtype
+            given = data.arrays["x"].dtype if "x" in data.arrays else np.dtype(np.float32)
         return cls(
             kind=kind,
             shape=shape,

@@ -7,10 +7,11 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, write_atomic
 from fedmom.data.federated import FederatedData
+from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
 from fedmom.experiments.settings import RunConfig, kebab
 
-STARTED, CHANGES = "started.json", "changes.jsonl"
+STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
 # What changes no number of the run.
 FREE = ("runtime", "tensorboard")
 
@@ -24,7 +25,18 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
         data: Its data.
     """
     fact = {"settings": _settings(config), "data": facts(data)}
+    write_atomic(path / SCHEMA, Schema.of(data).to_json())
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
+
+
+def trained_on(path: Path) -> Schema | None:
+    """Return what a run was trained on; None in folders of earlier versions."""
+    try:
+        return Schema.from_json((path / SCHEMA).read_bytes(), str(path / SCHEMA))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FedMomError(f"{path / SCHEMA} cannot be read: {error.strerror}.") from None
 
 
 def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
@@ -66,6 +78,10 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     settings = _settings(config)
     pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
     pairs += [(f"{key} of the data", data_before.get(key), data_now[key]) for key in data_now]
+    if (schema := trained_on(path)) is not None:
+        form_before, form = schema.facts(), Schema.of(data).facts()
+        both = [key for key in form if None not in (form_before[key], form[key])]
+        pairs += [(f"{key} of the data", form_before[key], form[key]) for key in both]
     return [f"{name} was {_text(a)} and is {_text(b)}" for name, a, b in pairs if a != b]
 
 
