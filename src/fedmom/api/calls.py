@@ -26,6 +26,10 @@ Place = str | Path
 Load = Callable[[str], FederatedData]
 
 
+class ObjectsNeededError(FedMomError):
+    """A run was started with objects, and is computed with without them. It ends in a call."""
+
+
 @checked
 def run(
     data: Any = "shakespeare",
@@ -349,7 +353,7 @@ def _built(path: Path, config: RunConfig, given: set[str], load_data: Load) -> E
     if lost:
         wanted = ", ".join(f"{name}=..." for name in lost)
         named = " and ".join(f"{name} ({value})" for name, value in lost.items())
-        raise FedMomError(
+        raise ObjectsNeededError(
             f"{path} was started from Python, with objects for its {named}. Give them again:"
             f" fedmom.load({str(path)!r}, {wanted})."
         )

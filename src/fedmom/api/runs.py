@@ -16,7 +16,8 @@ from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
-from fedmom.experiments import results
+from fedmom.data.schema import Schema
+from fedmom.experiments import provenance, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Observer
@@ -172,6 +173,11 @@ class Run(_Results):
             raise FedMomError(f"{self.path} has no checkpoint yet: no round is done.")
         return model_of(self.experiment.workload, checkpoint.state)
 
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """What the model was trained on: inputs with their columns and scaling, and labels."""
+        return provenance.trained_on(self.path) or Schema.of(self.experiment.data)
+
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
 
@@ -187,7 +193,7 @@ class Run(_Results):
         Args:
             x: Inputs, as for ``outputs``.
         """
-        return trained_model.predicted(self.experiment.data, self.outputs(x))
+        return trained_model.predicted(self.schema, self.outputs(x))
 
     def sample(
         self, prompt: str = "\n", *, length: int = 400, temperature: float = 0.7, seed: int = 0

@@ -30,8 +30,15 @@ JOURNAL = "creation.json"  # earlier versions': what the folder was to hold, whi
 # All that FedMom may have written into a folder: what holds anything else is not overwritten.
 OURS = (
     JOURNAL,
-    *("config.toml", "versions.json", "started.json", "changes.jsonl", "rounds.jsonl*"),
-    *("evals.jsonl*", "stopped.json", "diverged.json", "theory.json", "devices.json*"),
+    *("config.toml", "versions.json", "started.json", "schema.json", "changes.jsonl"),
+    *(
+        "rounds.jsonl*",
+        "evals.jsonl*",
+        "stopped.json",
+        "diverged.json",
+        "theory.json",
+        "devices.json*",
+    ),
     *("checkpoint", "tensorboard", "export", "predictions.csv", ".lock", ".*.tmp"),
     *("compare.*", "sweep.*", "report*.html", "report*.png", "report*.svg", "report*.pdf"),
 )

@@ -9,11 +9,12 @@ from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
 from fedmom.data.federated import FederatedData
+from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
 from fedmom.experiments import object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
-STARTED, CHANGES = "started.json", "changes.jsonl"
+STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
 # What changes no number of the run.
 FREE = ("runtime", "tensorboard")
 PYTHON = "python"
@@ -28,7 +29,18 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
         data: Its data.
     """
     fact = {"settings": _settings(config), "data": facts(data), "code": _code(config)}
+    write_atomic(path / SCHEMA, Schema.of(data).to_json())
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
+
+
+def trained_on(path: Path) -> Schema | None:
+    """Return what a run was trained on; None in folders of earlier versions."""
+    try:
+        return Schema.from_json((path / SCHEMA).read_bytes(), str(path / SCHEMA))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FedMomError(f"{path / SCHEMA} cannot be read: {error.strerror}.") from None
 
 
 def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
@@ -74,6 +86,10 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     code = _code(config)
     if code_before.get(PYTHON) == code[PYTHON]:  # each compiles to other code
         pairs += [(key, code_before[key], code[key]) for key in code if key in code_before]
+    if (schema := trained_on(path)) is not None:
+        form_before, form = schema.facts(), Schema.of(data).facts()
+        both = [key for key in form if None not in (form_before[key], form[key])]
+        pairs += [(f"{key} of the data", form_before[key], form[key]) for key in both]
     return [_clause(name, a, b) for name, a, b in pairs if a != b]
 
 
