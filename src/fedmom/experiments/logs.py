@@ -99,7 +99,7 @@ def _keep_what_is_cut(path: Path, content: bytes) -> None:
 
 def line(row: Mapping[str, Any]) -> str:
     """Return a line of a log; a metric that is NaN is null in JSON."""
-    written = {k: None if v != v else v for k, v in row.items()}  # NaN
+    written = {k: None if v != v and k not in TAKEN else v for k, v in row.items()}  # NaN
     return json.dumps(written, allow_nan=False) + "\n"
 
 
