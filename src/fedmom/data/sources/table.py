@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet",)
 BLOCK = 2**24  # bytes: how much of a file is looked at together, and the longest row
-READER = 1  # counts changes in what is made of a file, so that no cache hands out the former
+READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
 
 
 def from_csv(
