@@ -172,17 +172,20 @@ def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> 
 def check(folder: Path) -> None:
     """Check a run's learning rate against the corrected theorem.
 
-    L is estimated at the run's first model. The answer is kept in the run's folder, and its page
-    (`fedmom report`) shows it.
+    Says whether the theorem applies to the run, and how large a learning rate it allows for the
+    constants that `theory estimate` finds along the run's first rounds. The answer is kept in the
+    run's folder, and its page (`fedmom report`) shows it.
 
     \b
     fedmom theory check runs/first
     """
     from fedmom.experiments.build import prepare
-    from fedmom.theory.lr_advice import sentence
+    from fedmom.theory.lr_advice import checked_lr
 
-    text = sentence(prepare(RunFolder.open(folder).settings()))
-    write_atomic(folder / THEORY, json.dumps({"sentence": text}).encode())
+    experiment = prepare(RunFolder.open(folder).settings())
+    with bars(OUT) as bar:
+        text = checked_lr(experiment, bar)
+    write_atomic(folder / THEORY, json.dumps({"verdict": text}).encode())
     OUT.print(text, highlight=False, soft_wrap=False)
 
 

@@ -141,8 +141,9 @@ class Result:
 
     def theory(self) -> str:
         """Return what `fedmom theory check` has found about the run, if it was called."""
+        # Earlier versions' "sentence" is left out: it certified runs that no theorem covers.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return str(parse_json((self.path / THEORY).read_bytes())["sentence"])
+            return str(parse_json((self.path / THEORY).read_bytes())["verdict"])
         return ""
 
     @property

@@ -10,25 +10,24 @@ step above 2/L and goes down from there.
 
 import shlex
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
-from numpy.typing import NDArray
 from rich.progress import Progress
 
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms import schedules
 from fedmom.core.errors import FedMomError
-from fedmom.core.prng import init_key
 from fedmom.experiments import build, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.reports.charts import Chart, Figure, Line
-from fedmom.theory.constants import Constants, Setting
-from fedmom.theory.estimate import batch_gradient, spaced, walk
+from fedmom.theory.constants import Array, Constants, Setting
+from fedmom.theory.estimate import estimate_task, spaced, walk
+from fedmom.theory.measurement_budget import EstimateBudget
 from fedmom.theory.theorems import CORRECTED_FEDMOM
 from fedmom.training.subproblem import Subproblem
 
@@ -40,10 +39,8 @@ SHARED = (
 )
 ALIKE = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}  # may differ in a grid
 GAP = 1.2 * SPACING  # neighbours farther apart than this have room for one between
-Vector = NDArray[np.float32]
-BATCHES, ITERATIONS = 4, 3  # of the rough estimate of L
-STEP = 0.01  # length of a difference, relative to the model's
-FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client takes too long
+SHORT_RUN = 50  # rounds, along which constants are estimated
+ROUNDING = 1e-6  # relative: schedules are computed with floats of 32 bits
 LOOKS = 25  # at |∇f(w_t)|², along a run that is drawn
 
 
@@ -259,37 +256,80 @@ def bound_figure(
     return Figure("advise", "Bound and measured gradient", (chart,), columns=1, note=note)
 
 
-def sentence(experiment: Experiment) -> str:
-    """Say whether γ meets the condition of the corrected theorem, with the numbers.
+def checked_lr(experiment: Experiment, bar: Progress) -> str:
+    """Return whether γ meets the condition of the corrected theorem, as a sentence with numbers.
 
-    L is a rough estimate, and B² is taken as 1, its smallest value. The theorem covers FedAvg,
-    FedSGD and FedMom with plain local SGD and population weights.
+    The constants are estimated along the run's first rounds, as ``fedmom theory estimate`` does.
+
+    Args:
+        experiment: The run.
+        bar: Shows the progress of the estimates.
+    """
+    if reason := not_covered(experiment):
+        return f"The corrected theorem does not apply to this run: {reason}."
+    rounds = min(experiment.config.rounds, SHORT_RUN)
+    found = estimate_task(experiment, EstimateBudget(), rounds, bar)
+    setting, lr = setting_of(experiment), float(_rates(experiment).max())
+    largest = float(CORRECTED_FEDMOM.max_lr(found.constants(), setting))
+    used = (
+        f"L = {found.smoothness.value:.3g} and B² = {found.similarity.value:.3g}, estimated along"
+        f" the first {rounds} rounds, and H = {setting.local_steps}, η = {setting.server_lr:g},"
+        f" β = {setting.momentum:g}, K = {setting.clients}, M = {setting.per_round}"
+    )
+    if lr > largest:
+        return (
+            f"lr {lr:g} is above {largest:.2g}, the largest for which the corrected theorem bounds"
+            f" this run ({used}). The bounds are loose, and it may well converge: docs/theory.md."
+        )
+    return (
+        f"lr {lr:g} may be covered: it is at most {largest:.2g}, the largest that the corrected"
+        f" theorem allows for the constants that were seen ({used}). Elsewhere they may be larger,"
+        " so this is not a guarantee."
+    )
+
+
+def not_covered(experiment: Experiment) -> str:
+    """Return what of a run the corrected theorem excludes, whatever the constants; empty: nothing.
 
     Args:
         experiment: The run.
     """
     config = experiment.config
-    if not _has_theorem(experiment):
-        return (
-            "The corrected theorem does not cover this run: it is about FedSGD, FedAvg and FedMom"
-            " with plain SGD on the clients, uniform sampling and population weights."
-        )
-    smoothness = quick_smoothness(experiment)
-    if not 0 < smoothness < float("inf"):
-        return "L cannot be estimated at the first model: its gradients do not change, or overflow."
-    setting = setting_of(experiment)
-    constants = Constants(smoothness=smoothness, variance=0.0, gap=0.0)
-    lr = max(schedules.at(experiment.work.lr, t) for t in (0, config.rounds - 1))
-    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
-    held = CORRECTED_FEDMOM.applies(constants, setting, lr)
-    place = "is at most" if held else "is above"
-    rest = "" if held else " The bounds are loose, and it may well converge: docs/theory.md."
-    return (
-        f"lr {lr:g} {place} {largest:.2g}, the largest for which the corrected theorem bounds"
-        f" this run (L ≈ {smoothness:.2g} at the first model, H = {setting.local_steps},"
-        f" η = {setting.server_lr:g}, β = {setting.momentum:g}, K = {setting.clients},"
-        f" M = {setting.per_round}).{rest}"
-    )
+    if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
+        return f"it is about fedsgd, fedavg and fedmom, not {config.algorithm}"
+    needed = {"solver": "sgd", "prox": 0, "weighting": "population", "aggregate": "mean"}
+    needed |= {"sampler": "uniform", "pace": "synchronous", "average": None}
+    for name, value in needed.items():
+        if (given := getattr(config, name)) != value:
+            return f"it needs {name} {value}, not {given}".replace("average None", "no average")
+    if isinstance(config.server_lr, str):
+        return f"it needs a constant server-lr, not {config.server_lr}"
+    return _not_covered_on_clients(experiment)
+
+
+def _not_covered_on_clients(experiment: Experiment) -> str:
+    config, work, sizes = experiment.config, experiment.work, experiment.data.train.size
+    if experiment.model.state is not None:
+        return "the model has state that is not trained, such as batch norm's"
+    if work.shuffled:
+        return "it needs batches drawn at random, not shuffled epochs"
+    if callable(work.steps) or callable(work.epochs):
+        return "it needs the same number of local steps in every round"
+    fewest, most = (work.count(0, int(n)) for n in (sizes[sizes > 0].min(), sizes.max()))
+    if fewest < most:
+        return f"it needs the same local steps for all clients, not {fewest:,} to {most:,}"
+    rates = _rates(experiment)
+    if config.momentum and (rates > np.minimum.accumulate(rates) * (1 + ROUNDING)).any():
+        return f"with momentum, it needs an lr that never rises, not {config.lr}"
+    return ""
+
+
+def _rates(experiment: Experiment) -> Array:
+    """Return γ_t of every round."""
+    lr = experiment.work.lr
+    if not callable(lr):
+        return np.full(1, float(lr))
+    return np.asarray(jax.vmap(lr)(np.arange(experiment.config.rounds)), float)
 
 
 def setting_of(experiment: Experiment) -> Setting:
@@ -304,63 +344,3 @@ def setting_of(experiment: Experiment) -> Setting:
         momentum=config.momentum or 0.0,
         largest_weight=float(sizes.max() / sizes.sum()),
     )
-
-
-def _has_theorem(experiment: Experiment) -> bool:
-    config = experiment.config
-    return (
-        config.algorithm in ("fedsgd", "fedavg", "fedmom")
-        and config.weighting == "population"
-        and (config.aggregate, config.sampler) == ("mean", "uniform")
-        and config.pace.partition(":")[0] == "synchronous"
-        and config.solver == "sgd"
-        and config.prox == 0
-        and (config.batch_size != "all" or experiment.data.train.size.min() <= FULL_GRADIENT)
-    )
-
-
-def quick_smoothness(experiment: Experiment) -> float:
-    """Return the largest |∇f_k(w) - ∇f_k(w')| / |w - w'| seen near the first model.
-
-    f_k is the mean over a few batches of the smallest client; w' moves by power iteration to
-    where the quotient is large. It runs the program that the run's clients run, and NumPy for the
-    rest, so that nothing else is compiled.
-    """
-    seed, device = experiment.config.seed, jax.devices()[0]
-    # Bound to its device, as a run's models are, or the program would be compiled for both.
-    params = jax.device_put(experiment.model.init(init_key(seed)), device)
-    leaves, form = jax.tree.flatten(params)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    work = replace(experiment.work, lr=1.0, steps=1, epochs=None)
-    runtime = experiment.runtime(work, workers=1)
-    # As many clients as in a round, since their number may be part of the compiled program.
-    smallest = int(np.argmin(experiment.data.train.size))
-    cohort = np.full(experiment.config.clients_per_round, smallest)
-    batches = 1 if work.batch_size is None else BATCHES
-
-    def gradient(vector: Vector) -> Vector:
-        parts = zip(np.split(vector, ends), leaves, strict=True)
-        tree = jax.tree.unflatten(form, [part.reshape(leaf.shape) for part, leaf in parts])
-        there = jax.device_put(tree, device)
-        total = np.zeros_like(vector)
-        for batch in range(batches):
-            total += _flat(jax.tree.leaves(batch_gradient(runtime, batch, cohort, there)))
-        return total / np.float32(batches)
-
-    here = _flat(leaves)
-    slope = gradient(here)
-    length = STEP * float(np.linalg.norm(here))
-    towards = np.random.default_rng(seed).normal(size=here.size).astype(np.float32)
-    largest = 0.0
-    for _ in range(ITERATIONS):
-        moved = here + towards * np.float32(length / np.linalg.norm(towards))
-        towards = gradient(moved) - slope
-        largest = max(largest, float(np.linalg.norm(towards)) / length)
-        if not 0 < largest < np.inf:
-            break
-    runtime.close()
-    return largest
-
-
-def _flat(leaves: list[jax.Array]) -> Vector:
-    return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])
