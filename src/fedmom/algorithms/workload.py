@@ -207,16 +207,6 @@ def _check_parts(algorithm: Algorithm) -> None:
             )
 
 
-def check_workload(value: Any) -> Workload:
-    """Return what a runtime is made from, or refuse it."""
-    if not isinstance(value, Workload):
-        raise FedMomError(
-            f"A runtime is made from a fedmom.Workload, not from {type(value).__name__}:"
-            " fedmom.Workload(data, model, algorithm, seed=0)."
-        )
-    return value
-
-
 @lru_cache(maxsize=256)
 def with_stages(client: Client, stages: tuple[Stage, ...]) -> Client:
     """Return a client whose updates pass through the stages before they are sent."""

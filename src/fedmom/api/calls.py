@@ -1,7 +1,7 @@
 """Whole experiments in one call each: run, compare, sweep, resume, load, report."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def compare(
         [('avg', 3), ('sgd', 3)]
     """
     values = run_lists.DEFAULTS | _named(settings)
-    if isinstance(algorithms, str) or not algorithms:
+    if not algorithms:
         raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
@@ -175,9 +175,6 @@ def sweep(
         >>> list(runs)
         ['lr0.0003', 'lr0.001']
     """
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise FedMomError(f"grid: {name} is {values!r}. Give a list of values: [{values!r}].")
     lists = {
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()

@@ -1,29 +1,33 @@
 """What a run was started with, so that it cannot resume on other data or settings unnoticed."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
+from fedmom.experiments import object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
 STARTED, CHANGES = "started.json", "changes.jsonl"
 # What changes no number of the run.
 FREE = ("runtime", "tensorboard")
+PYTHON = "python"
 
 
 def record(path: Path, config: RunConfig, data: FederatedData) -> None:
-    """Record the settings and the data of a run.
+    """Record the settings, the data and the user's own code of a run.
 
     Args:
         path: The run's folder.
         config: Its complete settings.
         data: Its data.
     """
-    fact = {"settings": _settings(config), "data": facts(data)}
+    fact = {"settings": _settings(config), "data": facts(data), "code": _code(config)}
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
 
 
@@ -54,6 +58,7 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     try:
         found = parse_json((path / STARTED).read_bytes())
         before, data_before = dict(found["settings"]), dict(found["data"])
+        code_before = dict(found.get("code", {}))  # not in folders of earlier versions
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -66,7 +71,16 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     settings = _settings(config)
     pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
     pairs += [(f"{key} of the data", data_before.get(key), data_now[key]) for key in data_now]
-    return [f"{name} was {_text(a)} and is {_text(b)}" for name, a, b in pairs if a != b]
+    code = _code(config)
+    if code_before.get(PYTHON) == code[PYTHON]:  # each compiles to other code
+        pairs += [(key, code_before[key], code[key]) for key in code if key in code_before]
+    return [_clause(name, a, b) for name, a, b in pairs if a != b]
+
+
+def _clause(name: str, before: Any, now: Any) -> str:
+    if str(now).startswith(user_code.DIGITS):
+        return f"{name} has changed"
+    return f"{name} was {_text(before)} and is {_text(now)}"
 
 
 def accept(
@@ -80,6 +94,12 @@ def accept(
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude=set(FREE))
+
+
+def _code(config: RunConfig) -> dict[str, str]:
+    """Return what the settings' functions of the user's own are made of, and for which Python."""
+    parts = object_names.user_code(config.model_dump())
+    return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **parts}
 
 
 def _text(value: Any) -> str:
