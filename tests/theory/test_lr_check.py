@@ -42,6 +42,7 @@ def test_the_limit_is_that_of_the_estimated_constants():
 def test_the_largest_lr_of_a_schedule_is_looked_at():
     rising = prepared(algorithm="fedavg", lr="linear:start=1e-6,end=0.01,rounds=3", rounds=4)
     assert "lr 0.01 is above" in said(rising)
+    assert "β" not in said(rising)
     falling = prepared(lr="cosine:start=0.001,rounds=4", rounds=4)
     assert "lr 0.001 is above" in said(falling)
 

@@ -10,7 +10,8 @@ step above 2/L and goes down from there.
 
 import shlex
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -21,14 +22,16 @@ from rich.progress import Progress
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms import schedules
 from fedmom.core.errors import FedMomError
-from fedmom.experiments import build, results
+from fedmom.experiments import build, results, seed_statistics
 from fedmom.experiments.build import Experiment
+from fedmom.experiments.results import Group, Result
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.reports.charts import Chart, Figure, Line
 from fedmom.theory.constants import Array, Constants, Setting
 from fedmom.theory.estimate import estimate_task, spaced, walk
 from fedmom.theory.measurement_budget import EstimateBudget
-from fedmom.theory.theorems import CORRECTED_FEDMOM
+from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM, Theorem
 from fedmom.training.subproblem import Subproblem
 
 SPACING = 3.0  # between neighbours: a best γ is seldom sharper than that
@@ -53,12 +56,15 @@ class BestLr:
         accuracies: The accuracy of every γ tried, all else the same, smallest γ first.
         seeds: The number of seeds of the best γ.
         diverged: Every γ, all else the same, of which all runs diverged.
+        findings: How the accuracy of every other γ compares with the best, paired by seed, with
+            Holm's correction for all pairs.
     """
 
     config: RunConfig
     accuracies: dict[float, float]
     seeds: int
     diverged: tuple[float, ...] = ()
+    findings: Mapping[float, Finding] = field(default_factory=dict)
 
     @property
     def lr(self) -> float:
@@ -77,6 +83,10 @@ class BestLr:
         below = max((lr for lr in others if lr < self.lr), default=None)
         return below, min((lr for lr in others if lr > self.lr), default=None)
 
+    def is_settled(self, lr: float) -> bool:
+        """Return whether another γ is known to be worse, or as good as the best."""
+        return lr in self.diverged or self.findings.get(lr) in (Finding.LOWER, Finding.EQUAL)
+
 
 def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | None:
     """Look through all finished runs below a folder with this data, model and algorithm.
@@ -93,24 +103,40 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | 
     ]
     lasts = [(run, _last_accuracy(run)) for run in runs]
     rounds = max((run.config.rounds for run, last in lasts if last is not None), default=None)
-    # By all other settings, then by γ: the accuracies of the seeds; none where all diverged.
-    families: dict[RunConfig, dict[float, list[float]]] = {}
+    families: dict[RunConfig, list[Result]] = {}  # by all settings other than γ and seed
     for run, last in lasts:
         if run.config.rounds == rounds and (last is not None or run.diverged):
-            seeds = families.setdefault(run.config.model_copy(update=ALIKE), {})
-            seeds.setdefault(float(run.config.lr), []).extend([] if last is None else [last])
-    found = [_best_of(seeds, family) for family, seeds in families.items() if any(seeds.values())]
+            families.setdefault(run.config.model_copy(update=ALIKE), []).append(run)
+    found = [
+        _best_of(family, runs)
+        for family, runs in families.items()
+        if any(not run.diverged for run in runs)
+    ]
     return max(found, key=lambda best: best.accuracy, default=None)
 
 
-def _best_of(by_lr: dict[float, list[float]], family: RunConfig) -> BestLr:
-    means = {lr: statistics.fmean(seeds) for lr, seeds in sorted(by_lr.items()) if seeds}
+def _best_of(family: RunConfig, runs: list[Result]) -> BestLr:
+    lrs = sorted({float(run.config.lr) for run in runs})
+    groups = [Group(f"{lr:g}", [run for run in runs if run.config.lr == lr]) for lr in lrs]
+    seeds = [
+        [a for run in group.runs if (a := _last_accuracy(run)) is not None] for group in groups
+    ]
+    means = {lr: statistics.fmean(each) for lr, each in zip(lrs, seeds, strict=True) if each}
     best = max(means, key=means.__getitem__)
-    diverged = tuple(lr for lr in sorted(by_lr) if not by_lr[lr])
-    return BestLr(family.model_copy(update={"lr": best}), means, len(by_lr[best]), diverged)
+    place = lrs.index(best)
+    pairs = seed_statistics.family(groups, seed_statistics.ACCURACY, place).pairs
+    return BestLr(
+        config=family.model_copy(update={"lr": best}),
+        accuracies=means,
+        seeds=len(seeds[place]),
+        diverged=tuple(lr for lr in lrs if lr not in means),
+        findings=dict(
+            zip([lr for lr in lrs if lr != best], [pair.finding for pair in pairs], strict=True)
+        ),
+    )
 
 
-def _readable(path: Path) -> results.Result | None:
+def _readable(path: Path) -> Result | None:
     """Return the run in a folder; None if it cannot be read."""
     try:
         return results.read(path)
@@ -118,7 +144,7 @@ def _readable(path: Path) -> results.Result | None:
         return None
 
 
-def _last_accuracy(run: results.Result) -> float | None:
+def _last_accuracy(run: Result) -> float | None:
     """Return the test accuracy after the last round, of a run that got there."""
     return next((a for t, a in run.curve("test", "accuracy") if t == run.config.rounds), None)
 
@@ -167,7 +193,10 @@ def verdict(best: BestLr) -> str:
         return "it is the largest γ tried, so the best may be larger"
     if next_lrs(best):
         return f"it lies between {below:g} and {above:g}, far apart"
-    return f"it lies between {below:g} and {above:g}, both worse: there is no need to try others"
+    place = f"it lies between {below:g} and {above:g}"
+    if open_ := " and ".join(f"{lr:g}" for lr in (below, above) if not best.is_settled(lr)):
+        return f"{place}, and is not settled against {open_}: run more seeds before you choose"
+    return f"{place}, which are worse or as good: there is no need to try others"
 
 
 def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -> str:
@@ -176,7 +205,7 @@ def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -
     Args:
         config: What all runs share, complete.
         clients: K.
-        lrs: The grid of γ; each is run with two seeds.
+        lrs: The grid of γ; each is run with three seeds.
         out: The folder of the sweep.
 
     Returns:
@@ -195,7 +224,7 @@ def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -
         if value is not None and value != usual.get(name):
             words += [f"--{kebab(name)}", str(value)]
     grid = " ".join(f"{lr:g}" for lr in lrs)
-    return shlex.join([*words, "--grid", f"lr={grid}", "--grid", "seed=0 1", "--out", out])
+    return shlex.join([*words, "--grid", f"lr={grid}", "--grid", "seed=0 1 2", "--out", out])
 
 
 def differences(best: RunConfig, task: RunConfig) -> list[str]:
@@ -235,7 +264,6 @@ def measured_gradients(
 def bound_figure(
     experiment: Experiment,
     constants: Constants,
-    setting: Setting,
     proven: float,
     measured: list[Line],
 ) -> Figure:
@@ -243,7 +271,8 @@ def bound_figure(
     counts = np.unique(np.linspace(1, int(measured[0].x[-1]), 100).astype(int))
     lines = list(measured)
     if proven > 0:
-        bound = np.asarray(CORRECTED_FEDMOM.bound(constants, setting, proven, counts))
+        setting, theorem = setting_of(experiment), theorem_of(experiment)
+        bound = np.asarray(theorem.bound(constants, setting, proven, counts))
         label = f"corrected bound, γ = {proven:.3g}"
         lines.append(Line(label, counts.tolist(), bound.tolist(), dashed=True))
     config = experiment.config
@@ -267,14 +296,16 @@ def checked_lr(experiment: Experiment, bar: Progress) -> str:
     """
     if reason := not_covered(experiment):
         return f"The corrected theorem does not apply to this run: {reason}."
-    rounds = min(experiment.config.rounds, SHORT_RUN)
+    config = experiment.config
+    rounds = min(config.rounds, SHORT_RUN)
     found = estimate_task(experiment, EstimateBudget(), rounds, bar)
     setting, lr = setting_of(experiment), float(_rates(experiment).max())
-    largest = float(CORRECTED_FEDMOM.max_lr(found.constants(), setting))
+    largest = float(theorem_of(experiment).max_lr(found.constants(), setting))
+    momentum = f" β = {setting.momentum:g}," if config.algorithm == "fedmom" else ""
     used = (
         f"L = {found.smoothness.value:.3g} and B² = {found.similarity.value:.3g}, estimated along"
         f" the first {rounds} rounds, and H = {setting.local_steps}, η = {setting.server_lr:g},"
-        f" β = {setting.momentum:g}, K = {setting.clients}, M = {setting.per_round}"
+        f"{momentum} K = {setting.clients}, M = {setting.per_round}"
     )
     if lr > largest:
         return (
@@ -332,15 +363,24 @@ def _rates(experiment: Experiment) -> Array:
     return np.asarray(jax.vmap(lr)(np.arange(experiment.config.rounds)), float)
 
 
+def theorem_of(experiment: Experiment) -> Theorem:
+    """Return the corrected theorem about a run's algorithm."""
+    return CORRECTED_FEDMOM if experiment.config.algorithm == "fedmom" else CORRECTED_FEDAVG
+
+
 def setting_of(experiment: Experiment) -> Setting:
-    """Return a run in the terms of the theorems: η where it is largest, H of the mean client."""
+    """Return a run in the terms of the theorems: η where it is largest, H of the mean client.
+
+    β is FedMom's: the run's, or the default if it has none. Theorems about FedAvg ignore it.
+    """
     config, sizes = experiment.config, experiment.data.train.size
     eta = schedules.parse(config.server_lr)
+    default: float = algorithms.default_of("fedmom", "momentum")
     return Setting(
         clients=experiment.data.clients,
         per_round=config.clients_per_round,
         local_steps=experiment.work.count(0, round(sizes.mean())),
         server_lr=max(schedules.at(eta, t) for t in (0, config.rounds - 1)),
-        momentum=config.momentum or 0.0,
+        momentum=default if config.momentum is None else config.momentum,
         largest_weight=float(sizes.max() / sizes.sum()),
     )
