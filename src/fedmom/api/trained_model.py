@@ -102,8 +102,6 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
         raise FedMomError(
             f"{experiment.config.model} does not write text: its data is {features.kind}."
         )
-    if not 0 <= temperature < np.inf:
-        raise FedMomError(f"temperature {temperature} is not a number from 0 on. Take 0.5, say.")
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
     symbols = run.schema.class_names or ()
