@@ -90,8 +90,9 @@ def test_other_columns_are_refused_by_name(table_run, frame, folder, change, sen
         ([[1, 2, np.nan]], "row 0, column 2 is nan"),
         ([[1, -np.inf, 3]], "row 0, column 1 is -inf"),
         (np.ma.masked_array([[1.0, 2, 3]], [[0, 1, 0]]), "masked"),
-        ([[1j, 2, 3]], "complex"),
-        ([["a", "b", "c"]], "must hold numbers"),
+        ([[1j, 2, 3]], "row 0 is 1j"),
+        (np.array([[1j, 2, 3]]), "complex"),
+        ([["a", "b", "c"]], "holds texts"),
         (np.array([[1, None, 3]], object), "row 0 is None"),
         ([[1, 2, 2**40]], "do not all fit 32 bits"),
         ([[1, 2], [3]], "cannot be made an array"),
@@ -234,7 +235,7 @@ def test_unknown_characters_are_refused(text_run, folder):
 @pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        ("the cat", "Give one input per row"),
+        ("the cat", "an array or a list"),
         (["the cat", None], "row 1 is None"),
         ([b"the cat"], "shape"),
         (np.full((1, 8), 99), "row 0, column 0 is 99 .* from 0 to"),

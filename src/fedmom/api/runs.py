@@ -14,7 +14,8 @@ from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.types import Params
+from fedmom.core.files import inner_folder
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.core.validation import Between, Seed
 from fedmom.data.schema import Schema
 from fedmom.experiments import provenance, results
@@ -137,7 +138,9 @@ class Run(_Results):
     @property
     def evals(self) -> "pd.DataFrame":
         """One row per evaluation and split: the mean of every metric, and percentiles."""
-        return _pandas().DataFrame(list(self.result.evals))
+        lists = (LOWER_IS_BETTER, UNRANKED)
+        rows = [{k: v for k, v in row.items() if k not in lists} for row in self.result.evals]
+        return _pandas().DataFrame(rows)
 
     @property
     def rounds(self) -> "pd.DataFrame":
@@ -228,7 +231,7 @@ class Run(_Results):
         Returns:
             The folder.
         """
-        path = Path(folder) if folder else self.path / "export"
+        path = Path(folder) if folder else inner_folder(self.path / "export")
         trained_model.write_files(self, path, onnx_batch)
         return path
 

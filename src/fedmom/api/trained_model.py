@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.core.fusion import plain_calls
 from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
@@ -143,7 +143,7 @@ def write_files(run: "Run", folder: Path, onnx_batch: int | None = None) -> None
         SETTINGS: run.result.config.toml().encode(),
         SCHEMA: run.schema.to_json(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         for name, content in files.items():
             write_atomic(folder / name, content)
@@ -221,7 +221,8 @@ def _described(schema: Schema) -> dict[str, str]:
 
 def _metrics(evals: Any) -> str:
     last = {row["split"]: row for row in evals}
-    names = [key for key in next(iter(last.values()), {}) if key not in ("round", "split")]
+    numbers = (k for k, v in next(iter(last.values()), {}).items() if not isinstance(v, list))
+    names = [name for name in numbers if name not in ("round", "split")]
     rows = [(name, *(_number(row.get(name)) for row in last.values())) for name in names]
     return _table(("metric", *last), rows)
 

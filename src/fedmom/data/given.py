@@ -34,8 +34,6 @@ def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
         return _of_frame(schema, x, say)
     if schema.kind == "text" and (texts := _texts(x)):
         return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
-    if np.ma.is_masked(x):
-        raise FedMomError("x has masked values. Fill them in, or leave their rows out.")
     array = as_array("x", x)
     _check_rows(schema, x, array.shape)
     return schema.scaled(inputs("predict", as_plain("predict", array)), "x")

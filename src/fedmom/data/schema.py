@@ -22,7 +22,6 @@ from fedmom.data.rows.values import refuse_row
 from fedmom.data.sources.shakespeare import SYMBOLS
 
 BYTES: Literal[255] = 255  # what bytes are divided by
-LARGEST = 2**26  # bytes of a file
 Size = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 
 

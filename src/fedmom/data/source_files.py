@@ -1,13 +1,15 @@
 """The files that data is read from: ordinary ones, unpacked only as far as data can go."""
 
+import difflib
 import gzip
 import stat
 import textwrap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmom.core.arguments import LETTERS, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 
@@ -28,6 +30,24 @@ def file_identity(paths: Sequence[Path]) -> list[Any]:
     for path, status in stats:
         check_regular(path, status.st_mode)
     return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]
+
+
+def check_known(what: str, found: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse names that nothing reads: a misspelt one would be left out unseen.
+
+    Examples:
+        >>> check_known("own.npz: the array", ["x", "is_tset"], ["x", "y", "is_test"])
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: own.npz: the array 'is_tset' is not known. \
+Did you mean 'is_test'? It may be x, y, is_test.
+    """
+    for name in found:
+        if name not in known:
+            close = difflib.get_close_matches(name[:LETTERS], known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise FedMomError(
+                f"{what} {short(name)} is not known.{hint} It may be {', '.join(known)}."
+            )
 
 
 def check_ratio(what: str, size: int, packed: int, remedy: str) -> None:

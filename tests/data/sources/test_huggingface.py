@@ -51,6 +51,9 @@ def test_the_splits_of_a_dict_are_train_and_test(datasets):
     assert data.test.size.sum() == 0
     with pytest.raises(FedMomError, match="the splits test, and none called train"):
         fedmom.from_huggingface(datasets.DatasetDict(test=parts["test"]), client="who")
+    for name, hint in (("validation", "It may be train, test"), ("tset", "Did you mean 'test'")):
+        with pytest.raises(FedMomError, match=f"the split '{name}' is not known.*{hint}"):
+            fedmom.from_huggingface(datasets.DatasetDict({**parts, name: parts["test"]}))
     with pytest.raises(FedMomError, match="already marked"):
         fedmom.from_huggingface(datasets.DatasetDict(parts), client="who", test_fraction=0.1)
 
