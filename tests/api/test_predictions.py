@@ -265,3 +265,53 @@ def test_a_text_without_names_of_characters_takes_numbers_only(text_run):
         inputs_for(schema, ["the cat"], print)
     with pytest.raises(FedMomError, match="cannot be compared"):
         conformed(nameless, text_run.schema)
+
+
+def labelled_as(frame, **names):
+    return frame.assign(y=frame.y.map(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ({"yes": "yes", "no": "a"}, "The model has no class 'a': such labels count as wrong"),
+        ({"yes": 1, "no": 0}, "are 0 to 1, and the model predicts 'no', 'yes'. So there is no"),
+        ({"yes": "on", "no": "off"}, "are 'off', 'on', and the model predicts 'no', 'yes'. So"),
+        ({"yes": 0.5, "no": 0.25}, "are regression, and the model predicts classes. So there"),
+    ],
+)
+def test_labels_are_compared_by_name(table_run, frame, folder, names, sentence):
+    """Those of other classes in another order, too: "a" is before "yes" as "no" was."""
+    path = folder / "labels.csv"
+    labelled_as(frame, **names).to_csv(path, index=False)
+    said = " ".join(predicted(table_run, path).split())
+    assert sentence in said
+    right = (table_run.predict(frame) == labelled_as(frame, **names).y).mean()
+    assert (f"{right:.1%} of 300 labels are right" in said) == (names["no"] == "a")
+
+
+def test_classes_without_names_are_their_numbers(folder):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.where(x[:, 0] > 0, 1, -1)
+    data = fedmom.from_arrays(x, y, partition="iid:clients=4")
+    run = fedmom.run(data, rounds=5, out=folder / "signs", **TASK)
+    np.savez(folder / "ones.npz", x=x[y > 0], y=y[y > 0])  # 1 is its class 1 of 2, not 1 of -1, 1
+    right = (run.predict(x[y > 0]) == "1").mean()
+    run.data = data
+    said = predicted(run, folder / "ones.npz", ":partition=iid:clients=2")
+    assert f"{right:.1%} of {(y > 0).sum()} labels are right" in said
+
+
+def test_several_labels_are_compared_by_name(folder, frame):
+    both = frame[COLUMNS].assign(a=frame.y == "yes", b=frame.u > 0)
+    both.to_csv(folder / "ab.csv", index=False)
+    options = ":label=a+b,partition=iid:clients=4"
+    spec = f"{folder / 'ab.csv'}{options}"
+    run = fedmom.run(spec, "logreg", rounds=20, out=folder / "several", **TASK)
+    right = (run.predict(both) == both[["a", "b"]].to_numpy()).mean()
+    both.to_csv(folder / "ba.csv", index=False)
+    for ab in (options, options.replace("a+b", "b+a")):
+        assert f"{right:.1%} of 600 labels are right" in predicted(run, folder / "ba.csv", ab)
+    both.rename(columns={"b": "c"}).to_csv(folder / "ac.csv", index=False)
+    said = predicted(run, folder / "ac.csv", options.replace("a+b", "a+c"))
+    assert "are 'a', 'c', and the model predicts 'a', 'b'" in said

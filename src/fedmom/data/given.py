@@ -98,9 +98,21 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
         x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
-    if x is data.arrays["x"]:
+    found = data if x is data.arrays["x"] else replace(data, arrays={**data.arrays, "x": x})
+    return _labels_in_order(found, schema)
+
+
+def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
+    """Put several labels in the order that the model has them, if they are the same."""
+    if schema.columns is None or data.columns is None:
         return data
-    return replace(data, arrays={**data.arrays, "x": x}, columns=schema.columns)
+    wanted, here = schema.columns.label, data.columns.label
+    columns = schema.columns._replace(label=here)
+    if here == wanted or sorted(here) != sorted(wanted) or data.features.task != schema.task:
+        return replace(data, columns=columns)
+    y = data.arrays["y"][:, [here.index(name) for name in wanted]]
+    names = None if data.class_names is None else wanted
+    return replace(data, arrays={**data.arrays, "y": y}, class_names=names, columns=schema.columns)
 
 
 def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:

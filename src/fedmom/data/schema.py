@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
 from fedmom.data.federated import Columns, Features, FederatedData, Task
-from fedmom.data.rows.values import refuse_row
+from fedmom.data.rows.values import is_whole, refuse_row
 from fedmom.data.sources.shakespeare import SYMBOLS
 
 BYTES: Literal[255] = 255  # what bytes are divided by
@@ -115,9 +115,11 @@ class Schema(BaseModel):
             "label columns": columns and ", ".join(columns.label),
         }
 
-    def called(self, label: int) -> str:
-        """Return what a class is called."""
-        return str(label) if self.class_names is None else self.class_names[label]
+    def has_class(self, name: str) -> bool:
+        """Return whether a class is called so; those without names are called by their numbers."""
+        if self.class_names is not None:
+            return name in self.class_names
+        return is_whole(name) and 0 <= int(name) < self.classes
 
     def scaled(self, x: NDArray[Any], what: str, *, in_table: bool = False) -> NDArray[Any]:
         """Return numbers as a model is given them.
