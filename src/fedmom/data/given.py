@@ -15,7 +15,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.rows.assembly import inputs
-from fedmom.data.rows.values import as_array, as_plain
+from fedmom.data.rows.values import as_array, as_plain, refuse_row
 from fedmom.data.schema import Schema, matched_columns
 
 AT_ONCE = 2**22  # characters
@@ -100,6 +100,38 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
         x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
     found = data if x is data.arrays["x"] else replace(data, arrays={**data.arrays, "x": x})
     return _labels_in_order(found, schema)
+
+
+def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
+    """Return data whose labels have the numbers that a model has for them, to be trained on.
+
+    Args:
+        data: The data, as ``conformed`` returns it.
+        schema: What the model is trained on.
+    """
+    given = Schema.of(data)
+    if given.task != schema.task:
+        raise FedMomError(f"{data.name} is for {given.task}, and the model for {schema.task}.")
+    if schema.task in ("multilabel", "regression"):
+        several = given.columns is not None and len(given.columns.label) > 1
+        if given.classes != schema.classes or (several and given.columns != schema.columns):
+            raise FedMomError(
+                f"{data.name} has other labels than the {schema.classes} that the model has."
+            )
+        return data
+    if (given.class_names is None) != (schema.class_names is None):
+        raise FedMomError(f"{data.name}: classes have names in one of the model and the data only.")
+    y = data.arrays.get("y")
+    if y is not None and given.class_names != schema.class_names:
+        names, known = given.class_names or (), schema.class_names or ()
+        numbers = np.array([known.index(n) if n in known else -1 for n in names], np.int32)
+        refuse_row(f"{data.name}: the number of the label", numbers[y] < 0, y, "known to the model")
+        data = replace(data, arrays={**data.arrays, "y": numbers[y]})
+    elif given.classes > schema.classes:
+        raise FedMomError(
+            f"{data.name} has {given.classes} classes, and the model {schema.classes}."
+        )
+    return replace(data, features=schema.features, class_names=schema.class_names)
 
 
 def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
