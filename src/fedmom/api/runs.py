@@ -44,6 +44,7 @@ class _Results:
     def _finish(self, console: Console, **how: Any) -> None:
         raise NotImplementedError
 
+    @checked
     def resume(
         self,
         *,
@@ -76,6 +77,7 @@ class _Results:
         """
         return _image(as_groups(self._by_name()))
 
+    @checked
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page about the results.
 
