@@ -167,7 +167,7 @@ DATA = fedmom.load_data("synthetic:clients=4")
     ],
 )
 def test_an_object_stands_where_a_name_may(setting, value, name, tmp_path):
-    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "uniform", setting: value}
+    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "cohort", setting: value}
     run = fedmom.run(**settings, rounds=2, out=tmp_path / "run", progress=False)
     assert run.status == "finished"
     assert str(run.settings[setting.replace("_", "-")]).startswith(name)
@@ -224,8 +224,7 @@ def test_a_run_with_objects_goes_on_in_another_process(script, tmp_path):
     read = fedmom.load(tmp_path / "run")  # results need no objects
     assert (read.status, len(read.rounds), read.rounds.shape) == ("stopped", 2, (2, 8))
     assert read.plot().axes
-    x = np.zeros((1, 60))
-    for use in (read.resume, read.clients, lambda: read.predict(x), lambda: read.params):
+    for use in (read.resume, read.clients, lambda: read.predict([[0.0] * 60]), lambda: read.params):
         with pytest.raises(FedMomError, match=r"Give them again: .*model=\.\.\., algorithm=\.\.\."):
             use()
     assert script("go on", "10").stdout == "finished 4\n"

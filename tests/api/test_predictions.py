@@ -87,7 +87,7 @@ def test_other_columns_are_refused_by_name(table_run, frame, folder, change, sen
         ([[1, 2, np.nan]], "row 0, column 2 is nan"),
         ([[1, -np.inf, 3]], "row 0, column 1 is -inf"),
         (np.ma.masked_array([[1.0, 2, 3]], [[0, 1, 0]]), "masked"),
-        ([[1j, 2, 3]], "complex"),
+        ([[1j, 2, 3]], "row 0 is 1j"),
         ([["a", "b", "c"]], "must hold numbers"),
         (np.array([[1, None, 3]], object), "row 0 is None"),
         ([[1, 2, 2**40]], "do not all fit 32 bits"),
