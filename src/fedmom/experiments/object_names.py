@@ -101,6 +101,7 @@ def _function(table: Registry, value: Any) -> str:
             f"{value!r} is no {table.what}. Give a name (`fedmom list` shows them) or a function"
             " like those that CONTRIBUTING.md shows."
         )
+    table.check_function(label(value), value)
     place = None if given_name(value) else importable(value)
     return f"@{place}" if place else _row(table, label(value), value, value)
 
