@@ -167,7 +167,7 @@ DATA = fedmom.load_data("synthetic:clients=4")
     ],
 )
 def test_an_object_stands_where_a_name_may(setting, value, name, tmp_path):
-    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "cohort", setting: value}
+    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "uniform", setting: value}
     run = fedmom.run(**settings, rounds=2, out=tmp_path / "run", progress=False)
     assert run.status == "finished"
     assert str(run.settings[setting.replace("_", "-")]).startswith(name)

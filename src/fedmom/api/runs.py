@@ -238,7 +238,7 @@ class Run(_Results):
         return path
 
     def _by_name(self) -> dict[str, Result]:
-        return {self.result.config.algorithm: self.result}
+        return {self.result.label: self.result}
 
     def _finish(self, console: Console, **how: Any) -> None:
         self._forget()
@@ -262,7 +262,7 @@ class Run(_Results):
     def __repr__(self) -> str:
         config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
-        return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
+        return f"<Run {self.path}: {self.result.label}, {self.status}, {place}>"
 
 
 @checked_class
