@@ -11,8 +11,8 @@ import optax
 from fedmom.algorithms import schedules
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.validation import Count
 from fedmom.core.types import Schedule
+from fedmom.core.validation import Count
 
 Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, parse_json, write_atomic
+from fedmom.core.files import append_synced, parse_json, read_file, read_lines, write_atomic
 from fedmom.core.types import LOWER_IS_BETTER, TAKEN, UNRANKED
 
 LogRows = list[dict[str, Any]]
@@ -46,20 +46,21 @@ def read(path: Path) -> Log:
     Raises:
         FedMomError: A line is not what the run has written; the message says which.
     """
+    rows: LogRows = []
+    lines: list[bytes] = []
     try:
-        *whole, last = path.read_bytes().split(b"\n")
+        for number, line in enumerate(read_lines(path), 1):
+            try:  # the last line may be complete, but for its end
+                rows.append(_row(path, number, line.removesuffix(b"\n")))
+            except FedMomError:
+                if line.endswith(b"\n"):
+                    raise
+                return Log(rows, lines, line)
+            lines.append(line.removesuffix(b"\n") + b"\n")
     except FileNotFoundError:
-        return Log([], [], b"")
+        pass
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-    rows = [_row(path, number, line) for number, line in enumerate(whole, 1)]
-    lines = [line + b"\n" for line in whole]
-    if last:
-        try:  # complete, but for the end of the line
-            rows.append(_row(path, len(lines) + 1, last))
-        except FedMomError:
-            return Log(rows, lines, last)
-        lines.append(last + b"\n")
     return Log(rows, lines, b"")
 
 
@@ -85,7 +86,7 @@ def cut_after(path: Path, log: Log, round_: int) -> LogRows:
 
 def put_aside(path: Path) -> bool:
     """Empty a log; return whether it held anything, which is first added to the file next to it."""
-    content = path.read_bytes() if path.exists() else b""
+    content = read_file(path, most=None) if path.exists() else b""
     _keep_what_is_cut(path, content)
     write_atomic(path, b"")
     return bool(content)
@@ -98,7 +99,7 @@ def _keep_what_is_cut(path: Path, content: bytes) -> None:
 
 def line(row: Mapping[str, Any]) -> str:
     """Return a line of a log; a metric that is NaN is null in JSON."""
-    written = {k: None if v != v else v for k, v in row.items()}  # NaN
+    written = {k: None if v != v and k not in TAKEN else v for k, v in row.items()}  # NaN
     return json.dumps(written, allow_nan=False) + "\n"
 
 

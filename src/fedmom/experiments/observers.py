@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import inner_folder
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params, Say
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
@@ -69,7 +70,7 @@ class TensorBoard:
             raise FedMomError(
                 "TensorBoard files need an extra: pip install 'fedmom[tensorboard]'."
             ) from None
-        self._writer_at: Any = partial(SummaryWriter, str(folder / "tensorboard"))
+        self._writer_at: Any = partial(SummaryWriter, str(inner_folder(folder / "tensorboard")))
         self._writer: Any = None
 
     def __enter__(self) -> "TensorBoard":

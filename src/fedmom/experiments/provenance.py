@@ -7,13 +7,14 @@ from typing import Any
 
 from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, parse_json, write_atomic
+from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
 from fedmom.data.federated import FederatedData
+from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
 from fedmom.experiments import object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
-STARTED, CHANGES = "started.json", "changes.jsonl"
+STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
 # What changes no number of the run.
 FREE = ("runtime", "tensorboard")
 PYTHON = "python"
@@ -28,7 +29,16 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
         data: Its data.
     """
     fact = {"settings": _settings(config), "data": facts(data), "code": _code(config)}
+    write_atomic(path / SCHEMA, Schema.of(data).to_json())
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
+
+
+def trained_on(path: Path) -> Schema | None:
+    """Return what a run was trained on; None in folders of earlier versions."""
+    try:
+        return Schema.from_json(read_file(path / SCHEMA), str(path / SCHEMA))
+    except FileNotFoundError:
+        return None
 
 
 def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
@@ -56,7 +66,7 @@ def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -
 
 def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     try:
-        found = parse_json((path / STARTED).read_bytes())
+        found = parse_json(read_file(path / STARTED))
         before, data_before = dict(found["settings"]), dict(found["data"])
         code_before = dict(found.get("code", {}))  # not in folders of earlier versions
     except FileNotFoundError:
@@ -74,6 +84,10 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     code = _code(config)
     if code_before.get(PYTHON) == code[PYTHON]:  # each compiles to other code
         pairs += [(key, code_before[key], code[key]) for key in code if key in code_before]
+    if (schema := trained_on(path)) is not None:
+        form_before, form = schema.facts(), Schema.of(data).facts()
+        both = [key for key in form if None not in (form_before[key], form[key])]
+        pairs += [(f"{key} of the data", form_before[key], form[key]) for key in both]
     return [_clause(name, a, b) for name, a, b in pairs if a != b]
 
 

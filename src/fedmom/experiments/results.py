@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json
+from fedmom.core.files import inner_folder, parse_json, read_file
 from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
@@ -161,7 +162,7 @@ class Result:
         """Return what `fedmom theory check` has found about the run, if it was called."""
         # Earlier versions' "sentence" is left out: it certified runs that no theorem covers.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return str(parse_json((self.path / THEORY).read_bytes())["verdict"])
+            return str(parse_json(read_file(self.path / THEORY))["verdict"])
         return ""
 
     @property
@@ -299,7 +300,7 @@ def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str]
 def read_names(file: Path) -> list[str]:
     """Return the names of the runs of a comparison or sweep."""
     try:
-        names = parse_json(file.read_bytes())
+        names = parse_json(read_file(file))
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError:
@@ -319,12 +320,17 @@ def read_names(file: Path) -> list[str]:
 def _runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FedMomError(f"There is no folder {folder}. Name the folder of a run, or of several.")
-    if (folder / "config.toml").is_file():
+    if os.path.lexists(folder / "config.toml"):
         return [folder]
     for name in LISTS:
-        if (folder / name).is_file():
-            return [folder / run for run in read_names(folder / name)]
-    below = sorted(file.parent for file in folder.glob("*/config.toml"))
+        if os.path.lexists(folder / name):
+            return [inner_folder(folder / run) for run in read_names(folder / name)]
+    # A link to another of these, such as "latest", is one that is found anyway.
+    below = sorted(
+        inner_folder(file.parent)
+        for file in folder.glob("*/config.toml")
+        if file.parent.resolve().parent != folder.resolve() or not file.parent.is_symlink()
+    )
     if not below:
         raise FedMomError(
             f"{folder} holds no run: there is no config.toml in it or in the folders below it."

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmom.core.compilation import prepare_process
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import read_file, write_atomic
 from fedmom.core.registry import options
 from fedmom.core.types import Say
 from fedmom.experiments import settings
@@ -213,7 +213,7 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
     link = Link(grid)
     if (out / "config.toml").exists():
         folder = RunFolder.open(out)
-        data = from_json((out / journal.DEVICES).read_bytes(), link)
+        data = from_json(read_file(out / journal.DEVICES), link)
         experiment = prepare(folder.settings(), data)
     else:
         config = settings.parse({**DEFAULTS, **values})
@@ -226,8 +226,10 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
     link.journal = News(partial(journal.write, out), data.users)
     link.settings = {
         "settings": experiment.config.model_dump_json(by_alias=True, exclude_none=True),
-        "features": json.dumps(experiment.data.features),
+        "features": json.dumps(data.features),
     }
+    if data.schema is not None:  # not in runs of earlier versions
+        link.settings["schema"] = data.schema.to_json().decode()
     done = folder.saved_round()
     after = f", after {done} rounds" if done else ""
     _say(f"{experiment.config.rounds} rounds on {experiment.data.clients} devices{after}.")

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json
+from fedmom.core.files import parse_json, read_file
 from fedmom.experiments.results import Group, RankedBy, Result, ranked_by
 from fedmom.experiments.seed_statistics import FEWEST, PERCENT, interval
 from fedmom.reports.charts import Grid
@@ -238,7 +238,7 @@ def device_grid(folder: Path, rejected: Mapping[int, str]) -> Grid | None:
 def _known_devices(folder: Path) -> list[tuple[str, str]] | None:
     """Return the names of a run's devices, and how many samples they train on."""
     try:
-        devices = parse_json((folder / DEVICES).read_bytes())["devices"]
+        devices = parse_json(read_file(folder / DEVICES))["devices"]
         return [(str(device["name"]), f"{int(device['train']):,}") for device in devices]
     except FileNotFoundError:
         return None
