@@ -82,6 +82,8 @@ def test_a_parquet_column_that_repeats_itself_is_not_read(tmp_path):
 READ = """
 import resource, sys
 from fedmom import FedMomError, load_data
+from fedmom.data import source_files
+source_files.LARGE = 2**24
 load_data("synthetic:clients=1")
 for file in sys.argv[1:]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -94,7 +96,7 @@ for file in sys.argv[1:]:
 
 
 def test_small_tables_that_would_fill_the_memory_are_not_read(tmp_path):
-    """Columns without end took 15 GB, and sixteen long texts of one letter 1 GB."""
+    """Columns without end took 15 GB, and twenty long texts of one letter 4 GB."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -102,7 +104,7 @@ def test_small_tables_that_would_fill_the_memory_are_not_read(tmp_path):
     (tmp_path / "wide.csv").write_text(f"{wide}\n{','.join('1' * 100_000)}\n")
     (tmp_path / "commas.csv").write_bytes(b"," * 3_000_000 + b"\n")
     (tmp_path / "quoted.csv").write_bytes(b'\n"a\n"' + b"," * 3_000_000 + b"\n")
-    texts = pa.array([chr(97 + k) * 17_000_000 for k in range(16)])
+    texts = pa.array([chr(97 + k) * 1_100_000 for k in range(16)])
     table = pa.table({"c0": texts, "c1": range(16), "c2": [0, 1] * 8})
     pq.write_table(table, tmp_path / "texts.parquet", compression="zstd")
     files = ["wide.csv", "commas.csv", "quoted.csv", "texts.parquet"]
