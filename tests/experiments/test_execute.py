@@ -426,6 +426,7 @@ def test_the_files_are_small_and_few(tmp_path: Path):
         "config.toml",
         "evals.jsonl",
         "rounds.jsonl",
+        "schema.json",
         "started.json",
         "versions.json",
     }

@@ -8,7 +8,8 @@ import pytest
 
 import fedmom
 from fedmom.core import files
-from fedmom.core.files import locked, write_atomic
+from fedmom.core.errors import FedMomError
+from fedmom.core.files import locked, temporary_name, write_atomic
 from fedmom.experiments.folder import RunFolder
 from tests.experiments.small import (
     checkpoint_bytes,
@@ -97,7 +98,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_one_that_is_whole(
         if "checkpoint" in path.parts:
             count += 1
             if count > written:
-                path.with_name(f".{path.name}.tmp").write_bytes(content[:7])
+                temporary_name(path).write_bytes(content[:7])
                 raise SystemExit
         write_atomic(path, content)
 
@@ -110,6 +111,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_one_that_is_whole(
     resume(folder)
     tensors = "checkpoint/round-00000004.safetensors"
     assert (folder / tensors).read_bytes() == (tmp_path / "whole" / tensors).read_bytes()
+    assert not list(folder.rglob("*.tmp"))
 
 
 def test_atomic_writes_leave_no_temporary_file(tmp_path: Path):
@@ -126,7 +128,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(FedMomError, match="no space"):
         write_atomic(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
 

@@ -1,7 +1,8 @@
 """Whole experiments in one call each: run, compare, sweep, resume, load, report."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from fedmom.api.runs import Run, Runs, write_report
 from fedmom.core.arguments import checked
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import free_folder, removed_if_refused, slug
+from fedmom.core.files import free_folder, inner_folder, removed_if_refused, slug
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import collection, object_names, results, run_lists
 from fedmom.experiments import settings as schema
@@ -23,6 +24,10 @@ from fedmom.experiments.settings import RunConfig
 
 Place = str | Path
 Load = Callable[[str], FederatedData]
+
+
+class ObjectsNeededError(FedMomError):
+    """A run was started with objects, and is computed with without them. It ends in a call."""
 
 
 @checked
@@ -128,7 +133,7 @@ def compare(
         [('avg', 3), ('sgd', 3)]
     """
     values = run_lists.DEFAULTS | _named(settings)
-    if isinstance(algorithms, str) or not algorithms:
+    if not algorithms:
         raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
@@ -175,9 +180,6 @@ def sweep(
         >>> list(runs)
         ['lr0.0003', 'lr0.001']
     """
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise FedMomError(f"grid: {name} is {values!r}. Give a list of values: [{values!r}].")
     lists = {
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()
@@ -323,9 +325,12 @@ def opened(folder: Path, given: Mapping[str, Any]) -> Run | Runs:
     collection.refuse_journal(folder)
     named, load_data = _named(given) if given else {}, cache(datasets.load)
     for list_name in results.LISTS:
-        if (folder / list_name).exists():
+        if os.path.lexists(folder / list_name):
             names = results.read_names(folder / list_name)
-            return Runs(folder, {name: _opened(folder / name, named, load_data) for name in names})
+            return Runs(
+                folder,
+                {name: _opened(inner_folder(folder / name), named, load_data) for name in names},
+            )
     return _opened(folder, named, load_data)
 
 
@@ -348,7 +353,7 @@ def _built(path: Path, config: RunConfig, given: set[str], load_data: Load) -> E
     if lost:
         wanted = ", ".join(f"{name}=..." for name in lost)
         named = " and ".join(f"{name} ({value})" for name, value in lost.items())
-        raise FedMomError(
+        raise ObjectsNeededError(
             f"{path} was started from Python, with objects for its {named}. Give them again:"
             f" fedmom.load({str(path)!r}, {wanted})."
         )

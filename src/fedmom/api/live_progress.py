@@ -36,7 +36,7 @@ def finish(
         DivergedError: A value is NaN or infinite. The folder holds all rounds before.
         BadReplyError: A reply could not be used.
     """
-    _prepare(callbacks)
+    keep_programs()
     config = run.experiment.config
     with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
         observers: Observers = [shown, RisingLoss(config, say), *callbacks]
@@ -55,7 +55,7 @@ def finish_all(
     Returns:
         The results, and the errors of runs that could not be run at all.
     """
-    _prepare(callbacks)
+    keep_programs()
     by_path = {run.path: run.experiment for run in runs.values()}
     with RunProgress(console, by_path) as shown:
         found = side_by_side(by_path, [shown, *callbacks], shown.ended, say=say, **how)
@@ -66,14 +66,6 @@ def finish_all(
             say(f"{name} stopped: {result.why}")
     warn_if_risen(results, say)
     return results, errors
-
-
-def _prepare(callbacks: Observers) -> None:
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise FedMomError(
-            f"callbacks is {callbacks!r}. Give a list of functions of a fedmom.Event."
-        )
-    keep_programs()
 
 
 class ProgressLine(ProgressColumn):

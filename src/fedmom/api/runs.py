@@ -14,8 +14,10 @@ from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.types import Params
-from fedmom.experiments import results
+from fedmom.core.files import inner_folder
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
+from fedmom.data.schema import Schema
+from fedmom.experiments import provenance, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Observer
@@ -135,7 +137,9 @@ class Run(_Results):
     @property
     def evals(self) -> "pd.DataFrame":
         """One row per evaluation and split: the mean of every metric, and percentiles."""
-        return _pandas().DataFrame(list(self.result.evals))
+        lists = (LOWER_IS_BETTER, UNRANKED)
+        rows = [{k: v for k, v in row.items() if k not in lists} for row in self.result.evals]
+        return _pandas().DataFrame(rows)
 
     @property
     def rounds(self) -> "pd.DataFrame":
@@ -169,6 +173,11 @@ class Run(_Results):
             raise FedMomError(f"{self.path} has no checkpoint yet: no round is done.")
         return model_of(self.experiment.workload, checkpoint.state)
 
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """What the model was trained on: inputs with their columns and scaling, and labels."""
+        return provenance.trained_on(self.path) or Schema.of(self.experiment.data)
+
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
 
@@ -184,7 +193,7 @@ class Run(_Results):
         Args:
             x: Inputs, as for ``outputs``.
         """
-        return trained_model.predicted(self.experiment.data, self.outputs(x))
+        return trained_model.predicted(self.schema, self.outputs(x))
 
     def sample(
         self, prompt: str = "\n", *, length: int = 400, temperature: float = 0.7, seed: int = 0
@@ -209,7 +218,7 @@ class Run(_Results):
         Returns:
             The folder.
         """
-        path = Path(folder) if folder else self.path / "export"
+        path = Path(folder) if folder else inner_folder(self.path / "export")
         trained_model.write_files(self, path, onnx_batch)
         return path
 

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.core.fusion import plain_calls
 from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
-from fedmom.data.sources.shakespeare import SYMBOLS
+from fedmom.data.given import conformed, encoded, inputs_for
+from fedmom.data.schema import Schema, listed
+from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
 
 if TYPE_CHECKING:
@@ -26,11 +28,15 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256  # inputs in a call
 TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
+SCHEMA = "schema.json"
 
 
 def outputs(run: "Run", x: Any) -> NDArray[Any]:
     """Return a model's outputs for inputs, one per row; strings for a model of text."""
-    rows = _rows(x, run.experiment.data)
+    return _outputs(run, inputs_for(run.schema, x, warn))
+
+
+def _outputs(run: "Run", rows: NDArray[Any]) -> NDArray[Any]:
     apply = _applied(run.experiment.model)
     parts = []
     for first in range(0, len(rows), AT_ONCE):
@@ -40,25 +46,24 @@ def outputs(run: "Run", x: Any) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def predicted(data: FederatedData, found: NDArray[Any]) -> NDArray[Any]:
-    """Return what a model's outputs mean, in the labels that the data has.
+def predicted(schema: Schema, found: NDArray[Any]) -> NDArray[Any]:
+    """Return what a model's outputs mean, in the labels that its data has.
 
     Returns:
         Classes, by name where the data names them; a regression's numbers; True for every label
         that applies.
     """
-    task = data.features.task
-    if task == "regression":
+    if schema.task == "regression":
         return found
-    if task == "multilabel":
+    if schema.task == "multilabel":
         return found > 0
-    return labelled(data, np.argmax(found, axis=-1))
+    return labelled(schema, np.argmax(found, axis=-1))
 
 
-def labelled(data: FederatedData, classes: NDArray[Any]) -> NDArray[Any]:
+def labelled(schema: Schema, classes: NDArray[Any]) -> NDArray[Any]:
     """Return classes by their names, where the data names them."""
-    names = _symbols(data) if data.features.kind == "text" else data.class_names
-    return classes if names is None else np.array(list(names))[classes]
+    names = schema.class_names
+    return classes if names is None else np.array(names)[classes]
 
 
 class Predictions(NamedTuple):
@@ -72,13 +77,8 @@ class Predictions(NamedTuple):
 
 def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterator[Predictions]:
     """Predict the samples of the ``splits`` of a dataset, in the order of its clients."""
-    wanted, given = run.experiment.data.features, data.features
-    if (given.kind, given.shape) != (wanted.kind, wanted.shape):
-        raise FedMomError(
-            f"{data.name} has {given.kind} inputs of shape {given.shape}, but the model was trained"
-            f" on {wanted.kind} inputs of shape {wanted.shape}."
-        )
-    arrays = place(data.arrays)
+    data = conformed(data, run.schema)
+    given, arrays = Schema.of(data), place(data.arrays)
     for split in splits:
         users = data.users if split == "train" else data.test_users or data.users
         start, size = data.split(split)
@@ -88,9 +88,9 @@ def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterato
         positions = np.arange(len(owners)) + np.repeat(start - ends + size, size)
         for first in range(0, len(owners), AT_ONCE):
             part = slice(first, first + AT_ONCE)
-            x, y = read_at(given, arrays, positions[part])
-            labels = labelled(data, y) if given.task in ("classes", "sequence") else y
-            found = predicted(run.experiment.data, outputs(run, x))
+            x, y = read_at(data.features, arrays, positions[part])
+            labels = labelled(given, y) if given.task in ("classes", "sequence") else y
+            found = predicted(run.schema, _outputs(run, x))
             yield Predictions(owners[part], split, labels, found)
 
 
@@ -106,8 +106,9 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
         raise FedMomError(f"temperature {temperature} is not a number from 0 on. Take 0.5, say.")
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
-    symbols = _symbols(experiment.data)
-    codes = np.pad(_encoded(prompt or symbols[0], symbols), (window, 0))[-window:]
+    symbols = run.schema.class_names or ()
+    codes = encoded(run.schema, prompt or "".join(symbols[:1]), "the prompt")
+    codes = np.pad(codes, (window, 0))[-window:]
     written = []
     for _ in range(length):
         logits = np.asarray(apply(params, codes[None]))[0]
@@ -122,44 +123,6 @@ def _drawn(logits: NDArray[np.float64], temperature: float, rng: np.random.Gener
         return int(np.argmax(logits))
     # The Gumbel trick: the largest of logits plus noise is a draw from their softmax.
     return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))
-
-
-def _rows(x: Any, data: FederatedData) -> NDArray[Any]:
-    """Return inputs as an array that the model takes."""
-    features = data.features
-    if features.kind == "text" and not isinstance(x, np.ndarray):
-        return np.stack([_window(text, _symbols(data), features.shape[0]) for text in x])
-    rows = np.asarray(x)
-    if rows.ndim == 0 or rows.shape[1:] != features.shape or not len(rows):
-        wanted = ", ".join(map(str, features.shape))
-        raise FedMomError(
-            f"The inputs have the shape {rows.shape}. Give one input per row: (inputs, {wanted})."
-        )
-    if rows.dtype == np.uint8 and features.kind == "image":  # as in training
-        return rows.astype(np.float32) / 255
-    return rows.astype(np.float32) if rows.dtype.kind == "f" else rows
-
-
-def _window(text: str, symbols: Sequence[str], length: int) -> NDArray[Any]:
-    """Return the last characters of a text as numbers; a short one is filled up in front."""
-    codes = _encoded(text[-length:], symbols)
-    return np.pad(codes, (length - len(codes), 0))
-
-
-def _symbols(data: FederatedData) -> Sequence[str]:
-    """Return the characters of a text dataset; by default LEAF's."""
-    return data.class_names or SYMBOLS
-
-
-def _encoded(text: str, symbols: Sequence[str]) -> NDArray[np.int32]:
-    places = {symbol: place for place, symbol in enumerate(symbols)}
-    strange = [c for c in text if c not in places]
-    if strange:
-        raise FedMomError(
-            f"{strange[0]!r} is none of the {len(symbols)} characters that the model was trained"
-            f" on: {''.join(symbols)!r}."
-        )
-    return np.array([places[c] for c in text], np.int32)
 
 
 @functools.lru_cache(maxsize=8)
@@ -180,8 +143,9 @@ def write_files(run: "Run", folder: Path, onnx_batch: int | None = None) -> None
         **onnx,
         CARD: card(run, tensors).encode(),
         SETTINGS: run.result.config.toml().encode(),
+        SCHEMA: run.schema.to_json(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         for name, content in files.items():
             write_atomic(folder / name, content)
@@ -229,6 +193,9 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
         _table(("name", "shape"), [(f"`{k}`", str(v.shape)) for k, v in tensors.items()]),
         "```python\nfrom safetensors.numpy import load_file\n\n"
         f'params = load_file("{TENSORS}")\n```',
+        "## Inputs and outputs",
+        f"`{SCHEMA}` has all columns and names.",
+        _table(("", ""), list(_described(run.schema).items())),
         "## Settings",
         f"All are in `{SETTINGS}`.",
         _table(("setting", "value"), list(result.settings().items())),
@@ -238,9 +205,26 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _described(schema: Schema) -> dict[str, str]:
+    """Return what a model is given and returns, for its card."""
+    shape, scaled = ", ".join(map(str, schema.shape)), ""
+    if schema.divided_by > 1:
+        scaled = f", bytes divided by {schema.divided_by}"
+    found = {"inputs": f"{schema.kind}, {schema.dtype} of shape (inputs, {shape}){scaled}"}
+    if schema.columns is not None:
+        found["columns"] = listed([column.name for column in schema.columns.inputs])
+    outputs = {"classes": "class", "sequence": "class at every position", "multilabel": "label"}
+    what = f"a number for every {outputs[schema.task]}" if schema.task in outputs else "values"
+    found["outputs"] = f"{what}: {schema.classes:,}"
+    if schema.class_names is not None:
+        found["names of outputs"] = listed(schema.class_names)
+    return found
+
+
 def _metrics(evals: Any) -> str:
     last = {row["split"]: row for row in evals}
-    names = [key for key in next(iter(last.values()), {}) if key not in ("round", "split")]
+    numbers = (k for k, v in next(iter(last.values()), {}).items() if not isinstance(v, list))
+    names = [name for name in numbers if name not in ("round", "split")]
     rows = [(name, *(_number(row.get(name)) for row in last.values())) for name in names]
     return _table(("metric", *last), rows)
 
@@ -265,9 +249,9 @@ def onnx_bytes(run: "Run", batch: int) -> bytes:
             from jax2onnx import to_onnx  # type: ignore[import-untyped]
     except ImportError:
         raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
-    params, model, features = run.params, run.experiment.model, run.experiment.data.features
-    kind = np.int32 if features.kind == "text" else np.float32
-    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
+    params, model, schema = run.params, run.experiment.model, run.schema
+    form = (batch, *schema.shape)
+    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros(form, schema.dtype))
     with _quiet(), plain_calls():
         made = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
     return made.SerializeToString()

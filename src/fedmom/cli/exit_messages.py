@@ -1,7 +1,6 @@
 """Why a command has ended: a sentence for the user, and the exit code."""
 
 import contextlib
-import errno
 import os
 import platform
 import sys
@@ -14,23 +13,9 @@ import click
 from fedmom.cli import output
 from fedmom.cli.start import INTERRUPTED
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import cache_folder
+from fedmom.core.files import cache_folder, of_system
 
 BUG, MISTAKE = 1, 2
-LONGEST = 160  # letters of a path that are shown
-REMEDIES = {
-    errno.ENOSPC: "Free some space, then resume.",
-    errno.EDQUOT: "Free some space, then resume.",
-    errno.EACCES: "Choose a place that you can write to, or change its permissions.",
-    errno.EPERM: "Choose a place that you can write to, or change its permissions.",
-    errno.EROFS: "Choose a writable place.",
-    errno.ENAMETOOLONG: "Choose a shorter name.",
-    errno.ENOTDIR: "A part of this path is a file; choose another.",
-    errno.EEXIST: "Choose another name.",
-    errno.EISDIR: "Name a file, not a folder.",
-    errno.ENOENT: "Check the path.",
-    errno.EMFILE: "Allow more open files (ulimit -n).",
-}
 
 
 def told(error: BaseException, *, interrupted: bool = False) -> int:
@@ -70,20 +55,10 @@ def sentence(error: BaseException) -> str:
             " batches."
         )
     if isinstance(error, OSError):
-        return _of_system(error)
+        return of_system(error)
     if isinstance(error, UnicodeError):
         return f"A name or a file is not text in UTF-8: {_line(error)}."
     return f"A file is damaged: {_line(error)}." if isinstance(error, _damages()) else ""
-
-
-def _of_system(error: OSError) -> str:
-    """Return a sentence with the path, where there is one."""
-    reason = error.strerror or _line(error) or type(error).__name__
-    remedy = REMEDIES.get(error.errno or 0, "")
-    if error.filename is None:
-        return f"The system refused: {reason}. {remedy}".strip()
-    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
-    return f"{_short(str(path))}: {reason}. {remedy}".strip()
 
 
 def _damages() -> tuple[type[BaseException], ...]:
@@ -126,8 +101,3 @@ def _keep(text: str) -> Path:
 
 def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].removesuffix(".")
-
-
-def _short(text: str) -> str:
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"

@@ -54,7 +54,7 @@ def setting_options(
 def gather(file: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a file, overridden by the options given."""
     given = {kebab(n): v for n, v in options.items() if v is not None}
-    return {**(settings.read(file) if file else {}), **given}
+    return {**(settings.read_given(file) if file else {}), **given}
 
 
 def parse_grid(options: tuple[str, ...]) -> dict[str, list[str]]:

@@ -46,7 +46,7 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
-    trained, data = _opened(run), load(source)
+    trained, data = _opened(run, "predict(x)"), load(source)
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained, data, splits)
     total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)
@@ -91,7 +91,7 @@ def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -
     \b
     fedmom sample runs/bard --prompt "To be" --length 400
     """
-    say(_opened(run).sample(prompt, length=length, temperature=temperature, seed=seed))
+    say(_opened(run, "sample()").sample(prompt, length=length, temperature=temperature, seed=seed))
 
 
 @click.command()
@@ -110,14 +110,19 @@ def export(run: Path, out: Path | None, onnx: bool, batch: int) -> None:
     fedmom export runs/first --out first-model
     fedmom export runs/first --onnx --batch 32 --out first-onnx
     """
-    made = _opened(run).export(out, onnx_batch=batch if onnx else None)
+    made = _opened(run, "export()").export(out, onnx_batch=batch if onnx else None)
     for file in sorted(made.iterdir()):
         OUT.print(f"File: {file}")
 
 
-def _opened(folder: Path) -> Any:
-    """Return the run in a folder; one of several is not chosen for the user."""
-    from fedmom.api.calls import load
+def _opened(folder: Path, call: str) -> Any:
+    """Return the run in a folder; one of several is not chosen for the user.
+
+    Args:
+        folder: The folder.
+        call: What to call in Python, where the run needs objects that only Python can give.
+    """
+    from fedmom.api.calls import ObjectsNeededError, load
     from fedmom.api.runs import Run
 
     found = load(folder)
@@ -125,4 +130,8 @@ def _opened(folder: Path) -> Any:
         raise FedMomError(
             f"{folder} holds {len(found)} runs. Give one, such as {folder / next(iter(found))}."
         )
+    try:
+        found.experiment  # noqa: B018  # built now
+    except ObjectsNeededError as error:
+        raise FedMomError(f"{str(error).removesuffix('.')}.{call}.") from None
     return found

@@ -1,21 +1,133 @@
-"""Files that are written whole or not at all, a lock on a folder, and where caches live."""
+"""Files that are written whole or not at all, a lock on a folder, and where caches live.
+
+A folder may come from a stranger. So what is in it is opened without following links, and only if
+it is an ordinary file of a size that can be read.
+"""
 
 import contextlib
+import errno
+import itertools
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import check_memory
+
+LOCK = ".lock"
+LINES_IN_MEMORY = 8  # bytes for one in the file, once they are Python objects
+LARGEST = 2**24  # bytes of a file of facts, or of a line of a log: FedMom writes no larger ones
+# Windows has none of the last three; there, what a path is was looked at just before.
+SAFELY = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+LONGEST = 160  # letters of a path that are shown
+REMEDIES = {
+    errno.ENOSPC: "Free some space, then resume.",
+    errno.EDQUOT: "Free some space, then resume.",
+    errno.EACCES: "Choose a place that you can write to, or change its permissions.",
+    errno.EPERM: "Choose a place that you can write to, or change its permissions.",
+    errno.EROFS: "Choose a writable place.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.ENOTDIR: "A part of this path is a file; choose another.",
+    errno.EEXIST: "Choose another name.",
+    errno.EISDIR: "Name a file, not a folder.",
+    errno.ENOENT: "Check the path.",
+    errno.EMFILE: "Allow more open files (ulimit -n).",
+}
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def open_file(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
+    """Open an ordinary file to read it, or to add to it. A link is not followed.
+
+    Raises:
+        FedMomError: It is a link, a pipe, a device or a folder.
+    """
+    flags = os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with naming(path):
+        _check_place(path)
+        file = os.fdopen(os.open(path, flags | SAFELY, 0o666), mode)
+    try:
+        _check_ordinary(path, os.fstat(file.fileno()).st_mode)
+    except FedMomError:
+        file.close()
+        raise
+    return file
+
+
+def _check_place(path: Path) -> None:
+    """Refuse to open what is no ordinary file."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_ordinary(path, path.lstat().st_mode)
+
+
+def _check_ordinary(path: Path, mode: int) -> None:
+    if stat.S_ISLNK(mode):
+        raise FedMomError(
+            f"{path} is a link, and links in a folder are not followed. Put the file in its place."
+        )
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "a device")
+        raise FedMomError(f"{path} is {kind}, not a file. Restore the file from a copy.")
+
+
+def read_file(path: Path, most: int | None = LARGEST) -> bytes:
+    """Return the content of an ordinary file.
+
+    Args:
+        path: The file.
+        most: How many bytes it may have; None: as many as this machine has memory for.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise FedMomError(f"{path} has {size:,} bytes. It must have at most {most:,}.")
+        check_memory(str(path), size, "Restore the file from a copy.")
+        with naming(path):
+            return file.read(size)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of an ordinary file, with their ends."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        check_memory(str(path), LINES_IN_MEMORY * size, "Restore the file from a copy.")
+        for number in itertools.count(1):
+            line = file.readline(LARGEST + 1)
+            if len(line) > LARGEST:
+                raise FedMomError(
+                    f"{path}, line {number} has more than {LARGEST:,} bytes. Restore the file from"
+                    " a copy."
+                )
+            if not line:
+                return
+            yield line
+
+
+def inner_folder(path: Path) -> Path:
+    """Return a folder that lies in another one, or may; a link in its place is refused."""
+    if path.is_symlink():
+        raise FedMomError(
+            f"{path} is a link, and links in a folder are not followed. Put the folder in its"
+            " place."
+        )
+    if path.exists() and not path.is_dir():
+        raise FedMomError(f"{path} is not a folder. Restore the folder from a copy.")
+    return path
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, also through a crash of the machine."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_name(path)
     try:
         with naming(path, instead=temporary):
-            _write_synced(temporary, "wb", content)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+                _write_synced(file, content)
             temporary.replace(path)
     except BaseException:  # a full disk, Ctrl-C: half a file helps nobody
         with contextlib.suppress(OSError):
@@ -27,9 +139,23 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
+def temporary_name(path: Path) -> Path:
+    """Return a name next to a file that nobody can guess, and have put a link at."""
+    return path.with_name(f".{secrets.token_hex(8)}.tmp")
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what kills have left in a folder that nobody else writes to now."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\.[0-9a-f]{16}\.tmp", path.name) and not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def naming(path: Path, instead: Path | None = None) -> Iterator[None]:
-    """Give the system's errors the path they are about: writing to a full disk names none.
+    """Make a sentence of the system's refusals, with the path: a full disk names none.
+
+    That there is no such file stays what it is, for the caller to decide.
 
     Args:
         path: The path.
@@ -39,14 +165,34 @@ def naming(path: Path, instead: Path | None = None) -> Iterator[None]:
         >>> with naming(Path("log.txt")):
         ...     raise OSError(28, "No space left on device")
         Traceback (most recent call last):
-        OSError: [Errno 28] No space left on device: 'log.txt'
+        fedmom.core.errors.FedMomError: log.txt: No space left on device. Free some space, then \
+resume.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None and error.filename in (None, instead and str(instead)):
-            error.filename = str(path)
+    except FileNotFoundError:
         raise
+    except OSError as error:
+        known = error.filename not in (None, instead and str(instead))
+        raise FedMomError(of_system(error, None if known else path)) from error
+
+
+def of_system(error: OSError, path: Path | None = None) -> str:
+    """Return what the system refuses as a sentence, with the path where there is one."""
+    place = path or error.filename
+    reason = error.strerror or str(error).partition("\n")[0].removesuffix(".")
+    remedy = REMEDIES.get(error.errno or 0, "")
+    if place is None:
+        return f"The system refused: {reason or type(error).__name__}. {remedy}".strip()
+    text, half = os.fsdecode(place), LONGEST // 2
+    shown = text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
+    return f"{shown}: {reason}. {remedy}".strip()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it, unless it is there."""
+    with naming(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -65,21 +211,26 @@ def parse_json(content: bytes | str) -> Any:
 
 def sync(path: Path) -> None:
     """Make sure that what was appended to a file has reached the disk."""
-    if path.exists():
-        with naming(path), path.open("rb") as file:
-            os.fsync(file.fileno())
+    with contextlib.suppress(FileNotFoundError), open_file(path) as file, naming(path):
+        os.fsync(file.fileno())
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to a file."""
+    with naming(path), open_file(path, "ab") as file:
+        file.write(content)
 
 
 def append_synced(path: Path, content: bytes) -> None:
     """Add to a file, and return when that has reached the disk."""
-    _write_synced(path, "ab", content)
+    with naming(path), open_file(path, "ab") as file:
+        _write_synced(file, content)
 
 
-def _write_synced(path: Path, mode: Literal["wb", "ab"], content: bytes) -> None:
-    with path.open(mode) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _write_synced(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -87,10 +238,13 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep a second process out of a folder. The lock ends with the process, however it ends."""
     from filelock import FileLock, Timeout
 
-    try:
-        held = FileLock(folder / ".lock").acquire(timeout=0)
-    except Timeout:
-        raise FedMomError(f"Another process is at work in {folder}.") from None
+    path = folder / LOCK
+    with naming(path):
+        _check_place(path)
+        try:
+            held = FileLock(path).acquire(timeout=0)
+        except Timeout:
+            raise FedMomError(f"Another process is at work in {folder}.") from None
     with held:
         yield
 

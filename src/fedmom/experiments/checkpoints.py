@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json, write_atomic
+from fedmom.core.files import (
+    inner_folder,
+    make_folder,
+    parse_json,
+    read_file,
+    temporary_name,
+    write_atomic,
+)
 from fedmom.core.types import Say
 from fedmom.experiments import logs
 from fedmom.experiments.logs import EVALS, ROUNDS, Log, LogRows
@@ -69,13 +76,13 @@ def save(folder: Path, checkpoint: Checkpoint, lines: Mapping[str, int] | None =
     """
     from safetensors.numpy import save as packed
 
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     tensors = named_leaves(checkpoint.state)
     tensors |= {CLIENTS + key: np.asarray(t) for key, t in checkpoint.runtime.items()}
     content = packed(tensors)
     pointer = Pointer(checkpoint.state.round, hashlib.sha256(content).hexdigest(), lines)
     write_atomic(folder / pointer.tensors, content)
-    if (folder / pointer.tensors).read_bytes() != content:
+    if read_file(folder / pointer.tensors, len(content)) != content:
         raise FedMomError(
             f"{folder / pointer.tensors} does not hold what was written to it. Check the disk; the"
             " checkpoint before it is still there."
@@ -92,13 +99,13 @@ def _keep_previous(folder: Path, new: Pointer) -> str:
     with contextlib.suppress(FedMomError, FileNotFoundError):
         newest = read_pointer(folder / NEWEST)
         if newest.round != new.round:  # otherwise its tensors have just been written over
-            temporary = folder / f".{PREVIOUS}.tmp"
-            temporary.unlink(missing_ok=True)
+            temporary = temporary_name(folder / PREVIOUS)
             try:
                 os.link(folder / NEWEST, temporary)  # on the disk already: nothing to wait for
                 temporary.replace(folder / PREVIOUS)
+                temporary.unlink(missing_ok=True)  # still there if both are one file already
             except OSError:  # not every file system has links
-                write_atomic(folder / PREVIOUS, (folder / NEWEST).read_bytes())
+                write_atomic(folder / PREVIOUS, read_file(folder / NEWEST))
             return newest.tensors
     with contextlib.suppress(FedMomError, FileNotFoundError):
         return read_pointer(folder / PREVIOUS).tensors
@@ -113,7 +120,7 @@ def read_pointer(path: Path) -> Pointer:
         FedMomError: It is not what a run has written.
     """
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_file(path))
         known = {name: found[name] for name in Pointer._fields if name in found}
         pointer = TypeAdapter(Pointer).validate_python(known, strict=True)
         whole = 0 <= pointer.round < 2**62 and found["tensors"] == pointer.tensors
@@ -158,7 +165,7 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
     from safetensors.numpy import load as unpacked
 
     try:
-        content = path.read_bytes()
+        content = read_file(path, most=None)
         if checksum is not None and hashlib.sha256(content).hexdigest() != checksum:
             raise FedMomError(f"{path} is damaged: its checksum is not the one it was written with")
         return unpacked(content)
@@ -217,7 +224,7 @@ class FoundCheckpoint(NamedTuple):
                 f"{self.fault}. Resuming from the checkpoint before it, of round"
                 f" {self.pointer.round}; later rounds are run again."
             )
-            _put_newest_aside(self.path / FOLDER, self.pointer)
+            _put_newest_aside(inner_folder(self.path / FOLDER), self.pointer)
         rounds, evals = (
             logs.cut_after(self.path / name, self.logs[name], self.pointer.round)
             for name in (ROUNDS, EVALS)
@@ -227,7 +234,7 @@ class FoundCheckpoint(NamedTuple):
 
 def has_checkpoint(path: Path) -> bool:
     """Whether a run has written a checkpoint."""
-    return any((path / FOLDER / name).exists() for name in (NEWEST, PREVIOUS))
+    return any((inner_folder(path / FOLDER) / name).exists() for name in (NEWEST, PREVIOUS))
 
 
 def find(path: Path, template: Any, last_round: int) -> FoundCheckpoint:
@@ -249,7 +256,7 @@ def find(path: Path, template: Any, last_round: int) -> FoundCheckpoint:
         logs.check_order(path / name, log)
     faults: list[str] = []
     for name in (NEWEST, PREVIOUS):
-        file = path / FOLDER / name
+        file = inner_folder(path / FOLDER) / name
         try:
             pointer = read_pointer(file)
             _check_place(path, file, pointer, read, last_round)
@@ -289,7 +296,7 @@ def _put_newest_aside(folder: Path, used: Pointer) -> None:
         if old.name != used.tensors:
             old.rename(_free(old))
     if (folder / NEWEST).exists():
-        write_atomic(_free(folder / NEWEST), (folder / NEWEST).read_bytes())
+        write_atomic(_free(folder / NEWEST), read_file(folder / NEWEST))
     write_atomic(folder / NEWEST, used.json())
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import threading
 import warnings
@@ -29,8 +30,15 @@ JOURNAL = "creation.json"  # earlier versions': what the folder was to hold, whi
 # All that FedMom may have written into a folder: what holds anything else is not overwritten.
 OURS = (
     JOURNAL,
-    *("config.toml", "versions.json", "started.json", "changes.jsonl", "rounds.jsonl*"),
-    *("evals.jsonl*", "stopped.json", "diverged.json", "theory.json", "devices.json*"),
+    *("config.toml", "versions.json", "started.json", "schema.json", "changes.jsonl"),
+    *(
+        "rounds.jsonl*",
+        "evals.jsonl*",
+        "stopped.json",
+        "diverged.json",
+        "theory.json",
+        "devices.json*",
+    ),
     *("checkpoint", "tensorboard", "export", "predictions.csv", ".lock", ".*.tmp"),
     *("compare.*", "sweep.*", "report*.html", "report*.png", "report*.svg", "report*.pdf"),
 )
@@ -48,7 +56,7 @@ def create(
         The experiments, by name.
     """
     refuse_journal(folder)
-    if not overwrite and any((folder / name).exists() for name in LISTS):
+    if not overwrite and any(os.path.lexists(folder / name) for name in LISTS):
         raise FedMomError(
             f"{folder} already holds runs. Resume them (fedmom resume {folder}), overwrite them"
             " (--overwrite), or choose another --out."
@@ -70,7 +78,7 @@ def create(
 
 def refuse_journal(folder: Path) -> None:
     """Refuse a folder that an earlier version was making when it was killed."""
-    made = any((folder / name).exists() for name in LISTS)
+    made = any(os.path.lexists(folder / name) for name in LISTS)
     if (folder / JOURNAL).exists() and not made:
         raise FedMomError(
             f"{folder} was not finished: an earlier version of FedMom was stopped while it made the"
@@ -113,7 +121,7 @@ def _runs_in(folder: Path) -> list[Path]:
     """Return the folder itself if it is a run's, else the folders of runs in it."""
     if _is_run(folder):
         return [folder]
-    lists = [folder / name for name in LISTS if (folder / name).is_file()]
+    lists = [folder / name for name in LISTS if os.path.lexists(folder / name)]
     listed = [folder / name for file in lists for name in read_names(file)]
     begun = [run for run in folder.iterdir() if RunFolder(run).is_untouched()]  # then killed
     return [run for run in (listed if lists else begun) if _is_run(run)]

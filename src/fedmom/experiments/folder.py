@@ -3,13 +3,23 @@
 import contextlib
 import importlib.metadata
 import json
+import os
 import platform
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json, sync, write_atomic
+from fedmom.core.files import (
+    append,
+    inner_folder,
+    make_folder,
+    parse_json,
+    read_file,
+    remove_abandoned,
+    sync,
+    write_atomic,
+)
 from fedmom.core.types import Say
 from fedmom.experiments import checkpoints, logs, provenance, settings
 from fedmom.experiments.checkpoints import FOLDER, NEWEST, Checkpoint, FoundCheckpoint
@@ -18,7 +28,8 @@ from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
 # All that a folder may have before its run has begun.
-UNTOUCHED = ("config.toml", "versions.json", provenance.STARTED, ROUNDS, EVALS, ".lock")
+RECORDS = (provenance.STARTED, provenance.SCHEMA)
+UNTOUCHED = ("config.toml", "versions.json", *RECORDS, ROUNDS, EVALS, ".lock")
 
 
 class RunFolder:
@@ -32,7 +43,7 @@ class RunFolder:
     def create(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run; one that holds a run already is refused."""
         cls.check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         write_atomic(path / "versions.json", json.dumps(versions(), indent=2).encode())
         write_atomic(path / "config.toml", config.toml().encode())
         return cls(path)
@@ -40,7 +51,7 @@ class RunFolder:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a place where a new run cannot be."""
-        if (path / "config.toml").exists():
+        if os.path.lexists(path / "config.toml"):
             raise FedMomError(
                 f"{path} already holds a run. Resume it (fedmom resume {path}), overwrite it"
                 " (--overwrite), or choose another --out."
@@ -51,13 +62,13 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """Return the folder of a run that was started before."""
-        if not (path / "config.toml").is_file():
+        if not os.path.lexists(path / "config.toml"):
             raise FedMomError(f"{path} holds no run: it has no config.toml.")
         return cls(path)
 
     def is_new(self) -> bool:
         """Return whether the run has not begun."""
-        return not (self.path / "checkpoint").exists()
+        return not os.path.lexists(self.path / FOLDER)
 
     def is_untouched(self) -> bool:
         """Return whether nothing has been computed: no checkpoint, no line in a log."""
@@ -82,8 +93,7 @@ class RunFolder:
 
     def append(self, name: str, rows: LogRows) -> None:
         """Add lines to a log."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        append(self.path / name, "".join(logs.line(row) for row in rows).encode())
         if name == EVALS and self._evaluated is not None:
             self._evaluated += [row["round"] for row in rows]
 
@@ -98,12 +108,12 @@ class RunFolder:
         # Not the lines there are: a run may be stopped between a round's line and its end.
         done, evaluated = checkpoint.state.round, self._evaluated
         lines = None if evaluated is None else {ROUNDS: done, EVALS: bisect_right(evaluated, done)}
-        checkpoints.save(self.path / FOLDER, checkpoint, lines)
+        checkpoints.save(inner_folder(self.path / FOLDER), checkpoint, lines)
 
     def restore(self, template: Any) -> Checkpoint | None:
         """Return the newest checkpoint, its state in the form of ``template``; None without one."""
-        folder = self.path / FOLDER
         try:
+            folder = inner_folder(self.path / FOLDER)
             pointer = checkpoints.read_pointer(folder / NEWEST)
             return checkpoints.load(folder, pointer, template)
         except FileNotFoundError:
@@ -114,7 +124,7 @@ class RunFolder:
     def saved_round(self) -> int | None:
         """Return the round of the newest checkpoint; None without one that is to be trusted."""
         with contextlib.suppress(FileNotFoundError, FedMomError):
-            return checkpoints.read_pointer(self.path / FOLDER / NEWEST).round
+            return checkpoints.read_pointer(inner_folder(self.path / FOLDER) / NEWEST).round
         return None
 
     def begin_anew(self, say: Say) -> None:
@@ -126,14 +136,19 @@ class RunFolder:
                 f" {ROUNDS}{logs.CUT}."
             )
         self._evaluated = []
-        self.forget_stop()
+        self._tidy()
 
     def cut_back(self, found: FoundCheckpoint, say: Say) -> tuple[LogRows, LogRows]:
         """Cut the logs back to a checkpoint; return what is left of rounds and evaluations."""
         rounds, evals = found.settle(say)
         self._evaluated = [row["round"] for row in evals]
-        self.forget_stop()
+        self._tidy()
         return rounds, evals
+
+    def _tidy(self) -> None:
+        self.forget_stop()
+        for folder in (self.path, inner_folder(self.path / FOLDER)):
+            remove_abandoned(folder)
 
     def note_stop(self, kind: str, why: str) -> None:
         """Remember that the run ended before its last round, ``diverged`` or ``stopped``, why."""
@@ -143,7 +158,7 @@ class RunFolder:
         """Return how the run stopped before its end, ``diverged`` or ``stopped``, and why."""
         for name in (STOPPED, DIVERGED_BEFORE):
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                fact = parse_json((self.path / name).read_bytes())
+                fact = parse_json(read_file(self.path / name))
                 return str(fact.get("kind", "diverged")), str(fact.get("why", ""))
         return "", ""
 
@@ -155,7 +170,7 @@ class RunFolder:
     def versions(self) -> dict[str, str]:
         """Return the versions that made the run, which a folder copied by hand may lack."""
         try:
-            found = parse_json((self.path / "versions.json").read_bytes())
+            found = parse_json(read_file(self.path / "versions.json"))
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -6,12 +6,13 @@ damaged afterwards, and is refused.
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, parse_json, write_atomic
-from fedmom.core.types import LOWER_IS_BETTER
+from fedmom.core.files import append_synced, parse_json, read_file, read_lines, write_atomic
+from fedmom.core.types import LOWER_IS_BETTER, TAKEN, UNRANKED
 
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -45,20 +46,21 @@ def read(path: Path) -> Log:
     Raises:
         FedMomError: A line is not what the run has written; the message says which.
     """
+    rows: LogRows = []
+    lines: list[bytes] = []
     try:
-        *whole, last = path.read_bytes().split(b"\n")
+        for number, line in enumerate(read_lines(path), 1):
+            try:  # the last line may be complete, but for its end
+                rows.append(_row(path, number, line.removesuffix(b"\n")))
+            except FedMomError:
+                if line.endswith(b"\n"):
+                    raise
+                return Log(rows, lines, line)
+            lines.append(line.removesuffix(b"\n") + b"\n")
     except FileNotFoundError:
-        return Log([], [], b"")
+        pass
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-    rows = [_row(path, number, line) for number, line in enumerate(whole, 1)]
-    lines = [line + b"\n" for line in whole]
-    if last:
-        try:  # complete, but for the end of the line
-            rows.append(_row(path, len(lines) + 1, last))
-        except FedMomError:
-            return Log(rows, lines, last)
-        lines.append(last + b"\n")
     return Log(rows, lines, b"")
 
 
@@ -84,7 +86,7 @@ def cut_after(path: Path, log: Log, round_: int) -> LogRows:
 
 def put_aside(path: Path) -> bool:
     """Empty a log; return whether it held anything, which is first added to the file next to it."""
-    content = path.read_bytes() if path.exists() else b""
+    content = read_file(path, most=None) if path.exists() else b""
     _keep_what_is_cut(path, content)
     write_atomic(path, b"")
     return bool(content)
@@ -93,6 +95,12 @@ def put_aside(path: Path) -> bool:
 def _keep_what_is_cut(path: Path, content: bytes) -> None:
     if content:
         append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return a line of a log; a metric that is NaN is null in JSON."""
+    written = {k: None if v != v and k not in TAKEN else v for k, v in row.items()}  # NaN
+    return json.dumps(written, allow_nan=False) + "\n"
 
 
 def check_order(path: Path, log: Log) -> None:
@@ -118,7 +126,9 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
         if name not in row:
             raise _bad(path, number, f"cannot be used: it has no {name}")
     for name, value in row.items():
-        if not _fits(name, value):
+        if value is None and path.name == EVALS and name not in TAKEN:
+            row[name] = math.nan  # a metric that had no value
+        elif not _fits(name, value):
             raise _bad(path, number, f"cannot be used: its {name} is {_short(value)}")
     return row
 
@@ -129,7 +139,7 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST
     if name in ("diagnostics", "metrics"):
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
-    if name == LOWER_IS_BETTER:
+    if name in (LOWER_IS_BETTER, UNRANKED):
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])

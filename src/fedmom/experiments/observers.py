@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.types import LOWER_IS_BETTER, Params, Say
+from fedmom.core.files import inner_folder
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params, Say
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
 from fedmom.training.loop import Record
@@ -69,7 +70,7 @@ class TensorBoard:
             raise FedMomError(
                 "TensorBoard files need an extra: pip install 'fedmom[tensorboard]'."
             ) from None
-        self._writer_at: Any = partial(SummaryWriter, str(folder / "tensorboard"))
+        self._writer_at: Any = partial(SummaryWriter, str(inner_folder(folder / "tensorboard")))
         self._writer: Any = None
 
     def __enter__(self) -> "TensorBoard":
@@ -92,7 +93,8 @@ class TensorBoard:
             }
             self._add("round", {**numbers, **record.metrics}, event.round)
         for split, row in event.evals.items():
-            kept = {k: v for k, v in row.items() if k not in ("round", "split", LOWER_IS_BETTER)}
+            left_out = ("round", "split", LOWER_IS_BETTER, UNRANKED)
+            kept = {name: value for name, value in row.items() if name not in left_out}
             self._add(split, kept, event.round)
         if event.evals:
             self._writer.flush()

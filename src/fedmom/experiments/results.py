@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-import re
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json
-from fedmom.core.types import LOWER_IS_BETTER
+from fedmom.core.files import inner_folder, parse_json, read_file
+from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
@@ -24,8 +24,7 @@ THEORY = "theory.json"  # what `fedmom theory check` has said of a run
 COMPARE_LIST, SWEEP_LIST = LISTS = "compare.json", "sweep.json"
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
-NO_METRICS = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # of a line
-PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of one
+NO_METRICS = ("round", "split", "loss", "clients", "samples")  # of the numbers of a line
 NOT_NAMING = ("seed", "tensorboard", "runtime")
 
 
@@ -97,18 +96,21 @@ class Result:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of the model, the one to rank by first."""
+        """The metrics of the model, in its order."""
         return metrics_of(max(self.evals, key=len, default={"accuracy": 0.0}))
 
     @property
     def metric(self) -> str:
-        """What to rank by: the model's first metric, the loss if it has none."""
-        return next(iter(self.metrics), "loss")
+        """What to rank by: the first metric that says which values are better, or the loss."""
+        return next((name for name in self.metrics if self.better(name)), "loss")
 
     def better(self, metric: str) -> int:
-        """Return 1 if higher is better in a metric, -1 if lower is."""
-        lower = {"loss", *(name for row in self.evals for name in row.get(LOWER_IS_BETTER, ()))}
-        return -1 if metric in lower else 1
+        """Return 1 if higher is better in a metric, -1 if lower is, 0 if that is unknown."""
+        lower, unranked = (
+            {name for row in self.evals for name in row.get(key, ())}
+            for key in (LOWER_IS_BETTER, UNRANKED)
+        )
+        return 0 if metric in unranked else -1 if metric in {"loss", *lower} else 1
 
     def rounds_to(self, goal: float) -> int | None:
         """Return the first evaluated round whose test metric is this good; None: never."""
@@ -119,7 +121,8 @@ class Result:
     def best(self) -> float:
         """Return the best value of the test metric so far."""
         sign = self.better(self.metric)
-        values = (sign * value for _, value in self.curve("test", self.metric))
+        found = (sign * value for _, value in self.curve("test", self.metric))
+        values = (value for value in found if not math.isnan(value))
         return sign * max(values, default=0.0 if sign > 0 else -math.inf)
 
     def until(self, rounds: int) -> "Result":
@@ -140,7 +143,7 @@ class Result:
     def theory(self) -> str:
         """Return what `fedmom theory check` has found about the run, if it was called."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return str(parse_json((self.path / THEORY).read_bytes())["sentence"])
+            return str(parse_json(read_file(self.path / THEORY))["sentence"])
         return ""
 
     @property
@@ -256,7 +259,7 @@ class RankedBy(NamedTuple):
 
 
 def ranked_by(groups: Sequence[Group]) -> RankedBy:
-    """Return the metric that runs are ranked by: the first of the first run that has any."""
+    """Return the metric that runs are ranked by, which is that of the first run that has any."""
     runs = [run for group in groups for run in group.runs]
     run = next((run for run in runs if run.evals), runs[0])
     return RankedBy(run.metric, run.better(run.metric))
@@ -278,7 +281,7 @@ def common_settings(values: Sequence[Mapping[str, str]]) -> tuple[dict[str, str]
 def read_names(file: Path) -> list[str]:
     """Return the names of the runs of a comparison or sweep."""
     try:
-        names = parse_json(file.read_bytes())
+        names = parse_json(read_file(file))
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError:
@@ -298,12 +301,17 @@ def read_names(file: Path) -> list[str]:
 def _runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FedMomError(f"There is no folder {folder}. Name the folder of a run, or of several.")
-    if (folder / "config.toml").is_file():
+    if os.path.lexists(folder / "config.toml"):
         return [folder]
     for name in LISTS:
-        if (folder / name).is_file():
-            return [folder / run for run in read_names(folder / name)]
-    below = sorted(file.parent for file in folder.glob("*/config.toml"))
+        if os.path.lexists(folder / name):
+            return [inner_folder(folder / run) for run in read_names(folder / name)]
+    # A link to another of these, such as "latest", is one that is found anyway.
+    below = sorted(
+        inner_folder(file.parent)
+        for file in folder.glob("*/config.toml")
+        if file.parent.resolve().parent != folder.resolve() or not file.parent.is_symlink()
+    )
     if not below:
         raise FedMomError(
             f"{folder} holds no run: there is no config.toml in it or in the folders below it."

@@ -3,7 +3,8 @@
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedmom.algorithms import ALGORITHMS, SOLVERS
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import read_file
 from fedmom.core.registry import Registry, is_object
 from fedmom.core.types import Weighting
 from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
@@ -239,13 +241,26 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file, unchecked."""
+    """Return the settings in a run's TOML file, unchecked."""
+    return _toml(path, partial(read_file, path, LARGEST))
+
+
+def read_given(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file that the user names, which may be a link or a pipe."""
+    return _toml(path, partial(_first_bytes, path))
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise FedMomError(f"{path} is not a file of settings: it has more than {LARGEST:,} bytes.")
+    return content
+
+
+def _toml(path: Path, read_bytes: Callable[[], bytes]) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise FedMomError(f"{path} is no file of settings: it has more than {LARGEST:,} bytes.")
-        return tomllib.loads(content.decode())
+        return tomllib.loads(read_bytes().decode())
     except FedMomError:
         raise
     except OSError as error:

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import locked, user_path
+from fedmom.core.files import append, locked, open_file, user_path
 from fedmom.core.types import Say
 from fedmom.flower import launch
 from fedmom.flower.layout import DeviceFolder
@@ -123,7 +123,7 @@ class Tail:
         """Return what was added since the last call."""
         if not self._path.exists():
             return ""
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             file.seek(self._at)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -251,5 +251,4 @@ def open_client(task: ConfigRecord, data: Any, folder: Path) -> Any:
 
 
 def _write(file: Path, text: str) -> None:
-    with file.open("a", encoding="utf-8") as log:
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    append(file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode(errors="replace"))

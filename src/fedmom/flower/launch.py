@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmom.core.files import open_file
 from fedmom.flower.layout import Deployment, DeviceFolder, split_address
 
 # Flower's telemetry, its look for a newer version, and pip at run time are all off.
@@ -67,7 +68,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program in its own process group, which ends with the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open_file(log, "ab") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

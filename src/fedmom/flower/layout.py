@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import naming
+from fedmom.core.files import naming, read_file, write_atomic
 
 INSIDE = "127.0.0.1:8000"  # where the SuperLink listens, if devices do not call it on loopback
 SERVER, DEVICE = "server.toml", "device.toml"
@@ -133,9 +133,9 @@ def _fill(deployment: Deployment, devices: int) -> None:
     for name, place in TEMPLATES.items():
         text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
         shown = environment.from_string(text).render(**vars(deployment) | values)
-        (deployment.path / place).write_text(shown)
+        write_atomic(deployment.path / place, shown.encode())
     facts = {key: getattr(deployment, key) for key in ("address", "listen", "insecure")}
-    (deployment.server / SERVER).write_text(tomli_w.dumps(facts))
+    write_atomic(deployment.server / SERVER, tomli_w.dumps(facts).encode())
     for number in range(1, devices + 1):
         add_device(deployment, f"device-{number}")
 
@@ -149,9 +149,9 @@ def add_device(deployment: Deployment, name: str) -> Path:
         from fedmom.flower import certificates
 
         certificates.write_device(folder / "device.key", deployment.server / "keys" / f"{name}.pub")
-        (folder / "ca.pem").write_bytes((deployment.server / "ca.pem").read_bytes())
+        write_atomic(folder / "ca.pem", read_file(deployment.server / "ca.pem"))
     facts = {"server": deployment.address, "name": name, "insecure": deployment.insecure}
-    (folder / DEVICE).write_text(tomli_w.dumps(facts))
+    write_atomic(folder / DEVICE, tomli_w.dumps(facts).encode())
     return folder
 
 
@@ -215,7 +215,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what a file says, which must have some texts and addresses."""
     try:
-        facts = tomllib.loads(file.read_text(encoding="utf-8"))
+        facts = tomllib.loads(read_file(file).decode())
     except FileNotFoundError:
         raise FedMomError(f"{file.parent} does not hold {needed}.") from None
     except (ValueError, RecursionError) as error:

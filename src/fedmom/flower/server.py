@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmom.core.compilation import prepare_process
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import read_file, write_atomic
 from fedmom.core.registry import options
 from fedmom.core.types import Say
 from fedmom.experiments import settings
@@ -213,7 +213,7 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
     link = Link(grid)
     if (out / "config.toml").exists():
         folder = RunFolder.open(out)
-        data = from_json((out / journal.DEVICES).read_bytes(), link)
+        data = from_json(read_file(out / journal.DEVICES), link)
         experiment = prepare(folder.settings(), data)
     else:
         config = settings.parse({**DEFAULTS, **values})

@@ -28,7 +28,7 @@ from fedmom.algorithms import schedules
 from fedmom.algorithms.rules import mean
 from fedmom.algorithms.server import fedavg, fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json, write_atomic
+from fedmom.core.files import make_folder, parse_json, read_file, write_atomic
 from fedmom.core.types import Params, Weighting
 from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
 from fedmom.runtimes.devices import wire
@@ -297,7 +297,7 @@ class FedMom(Strategy):
             )
         self._state = State(state.round + 1, params, server)
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             write_atomic(self._folder / NODES, json.dumps(self._samples, indent=2).encode())
             # The model as NumPy's arrays: JAX would make 64-bit numbers 32-bit ones.
             save(self._folder, Checkpoint(self._state._replace(params={}), params))
@@ -399,7 +399,7 @@ def _read_samples(folder: Path | None) -> dict[str, int | None]:
     if folder is None or not (folder / NODES).exists():
         return {}
     try:
-        found = parse_json((folder / NODES).read_bytes())
+        found = parse_json(read_file(folder / NODES))
         return {str(k): None if n is None else int(n) for k, n in found.items()}
     except (ValueError, AttributeError, TypeError, OverflowError):
         raise FedMomError(f"{folder / NODES} is damaged. Remove it.") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.data.federated import FederatedData
 from fedmom.data.sources.shakespeare import SYMBOLS
 from fedmom.data.summary import counts, label_mix, statistics
@@ -26,7 +26,7 @@ VALUES_SHOWN = 200
 
 def show(data: FederatedData, folder: Path) -> list[Path]:
     """Draw the population and a page of samples as PNG files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     pages = {"image": _image_page, "text": _text_page}
     figures = {folder / "population.png": _population(data)}
     if data.features.kind in pages:

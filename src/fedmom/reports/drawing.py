@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.reports.charts import LIGHT, Area, Bars, Chart, Figure, Heat, Line, colours_of
 
 if TYPE_CHECKING:  # loading it takes a second that `fedmom run` need not wait for
@@ -86,7 +86,7 @@ def save(
     import matplotlib
 
     image = draw(figure, colours)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = [folder / f"{figure.name}.{kind}" for kind in formats]
     with matplotlib.rc_context(STYLE):
         for path, kind in zip(paths, formats, strict=True):

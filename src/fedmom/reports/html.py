@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.reports import charts
 from fedmom.reports.charts import Figure, Grid, Mark
 
@@ -79,7 +79,7 @@ class Section:
 
 def write_page(path: Path, title: str, sections: Sequence[Section], about: str = "") -> Path:
     """Write the page; return its path. ``about`` is a line below the title."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomic(path, render(title, sections, about))
     return path
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from fedmom.algorithms.local_work import full_gradient
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, read_file, write_atomic
 from fedmom.core.progress import track
 from fedmom.core.types import Params
 from fedmom.experiments.build import Experiment
@@ -50,7 +50,7 @@ class Directions:
 
 def store(folder: Path, run: Path, made: Directions) -> None:
     """Keep the inner products of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomic(folder / f"{run.name}.json", json.dumps(asdict(made)).encode())
 
 
@@ -59,7 +59,7 @@ def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
-    known = Directions(**json.loads(file.read_bytes()))
+    known = Directions(**json.loads(read_file(file)))
     return known if known.target == (other.name if other else None) else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedmom import data as datasets
-from fedmom.core.files import write_atomic
+from fedmom.core.files import make_folder, write_atomic
 from fedmom.core.progress import track
 from fedmom.data.federated import FederatedData
 from fedmom.reports import drawing
@@ -88,7 +88,7 @@ def make(
     colours = colours_of(printed)  # as on the page
     for figure in track(printed, "drawing", total=len(printed), console=console):
         drawing.save(figure, folder / "figures", colours=colours)
-    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "tables")
     for grid in [verdicts.table(rows), *(part for part in shown if isinstance(part, Grid))]:
         write_atomic(folder / "tables" / f"{grid.name}.md", paper_tables.markdown(grid).encode())
     about = f"Made by fedmom paper --scale {scale.name}. {missing}".strip()

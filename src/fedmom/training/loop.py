@@ -208,8 +208,6 @@ def train(
         2 2
         3 2
     """
-    if bad_replies not in ("stop", "skip"):
-        raise FedMomError(f"bad-replies {bad_replies!r} must be stop or skip.")
     _check_runtime(runtime)
     state = start(runtime.workload) if state is None else state
     state = jax.device_put(state, jax.devices()[0])._replace(round=state.round)
@@ -227,12 +225,6 @@ def train(
 
 def _check_runtime(runtime: Runtime) -> None:
     """Refuse a runtime that would leave a part of the method out."""
-    if not isinstance(runtime, Runtime):
-        missing = [n for n in vars(Runtime) if n[0] != "_" and not hasattr(runtime, n)]
-        raise FedMomError(
-            f"{type(runtime).__name__} is not a runtime: it has no {', '.join(sorted(missing))}."
-            " fedmom.LocalRuntime(workload) is one."
-        )
     if not (runtime.runs_method or runtime.workload.method.is_plain):
         raise FedMomError(
             f"{type(runtime).__name__} does not run the algorithm's own client or stages, so they"

@@ -153,6 +153,12 @@ def from_dataframe(
         >>> list(data.users), data.train.size.tolist()
         (['3', '5'], [2, 1])
     """
+    division = Division(test_fraction, partition, seed)
+    return from_table(table_of(frame, name), label, client, features, test, division, task)
+
+
+def table_of(frame: "pd.DataFrame", name: str) -> Table:
+    """Return a DataFrame as a table; columns are called by the texts of their names."""
     import_arrow("A DataFrame")
     import pyarrow as pa
 
@@ -164,9 +170,7 @@ def from_dataframe(
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.rename(columns=str)
-    division = Division(test_fraction, partition, seed)
-    table = Table(name, list(frame.columns), len(frame), read)
-    return from_table(table, label, client, features, test, division, task)
+    return Table(name, list(frame.columns), len(frame), read)
 
 
 def is_table(path: Path) -> bool:

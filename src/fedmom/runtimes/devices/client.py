@@ -20,7 +20,7 @@ from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
 from fedmom.algorithms.workload import Workload
 from fedmom.core.compilation import keep_programs
-from fedmom.core.files import write_atomic
+from fedmom.core.files import read_file, write_atomic
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params, Say
 from fedmom.data.batches import place
@@ -56,7 +56,7 @@ class StateFolder:
 
         leaves, structure = jax.tree.flatten(form)
         with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
-            tensors = load(self._file(round_).read_bytes())
+            tensors = load(read_file(self._file(round_), most=None))
             kept = [tensors[str(i)] for i in range(len(leaves))]
             forms = [[(leaf.shape, leaf.dtype) for leaf in each] for each in (kept, leaves)]
             if forms[0] == forms[1]:

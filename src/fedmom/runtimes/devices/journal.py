@@ -6,25 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmom.core.files import parse_json
+from fedmom.core.files import append, parse_json, read_lines
 
 DEVICES, EVENTS = "devices.json", "devices.jsonl"
 
 
 def write(folder: Path, event: dict[str, Any]) -> None:
     """Add an event to a run folder."""
-    with (folder / EVENTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
+    append(folder / EVENTS, json.dumps(event).encode() + b"\n")
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a run folder; a line that a kill has torn is left out."""
     try:
-        with (folder / EVENTS).open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                with contextlib.suppress(ValueError):
-                    event = parse_json(line)
-                    if isinstance(event, dict):
-                        yield event
+        for line in read_lines(folder / EVENTS):
+            with contextlib.suppress(ValueError):
+                event = parse_json(line.decode(errors="replace"))
+                if isinstance(event, dict):
+                    yield event
     except FileNotFoundError:
         return
