@@ -1,5 +1,7 @@
 """What was trained is what is predicted: inputs fit the training data's schema or are refused."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ from click.testing import CliRunner
 import fedmom
 from fedmom.cli.main import cli
 from fedmom.core.errors import FedMomError
+from fedmom.data.given import conformed, inputs_for
 from fedmom.data.schema import Schema
 
 TASK = {"progress": False, "lr": 0.1, "clients_per_round": 2}
@@ -88,7 +91,8 @@ def test_other_columns_are_refused_by_name(table_run, frame, folder, change, sen
         ([[1, -np.inf, 3]], "row 0, column 1 is -inf"),
         (np.ma.masked_array([[1.0, 2, 3]], [[0, 1, 0]]), "masked"),
         ([[1j, 2, 3]], "row 0 is 1j"),
-        ([["a", "b", "c"]], "must hold numbers"),
+        (np.array([[1j, 2, 3]]), "complex"),
+        ([["a", "b", "c"]], "holds texts"),
         (np.array([[1, None, 3]], object), "row 0 is None"),
         ([[1, 2, 2**40]], "do not all fit 32 bits"),
         ([[1, 2], [3]], "cannot be made an array"),
@@ -183,3 +187,131 @@ def test_a_run_on_arrays_is_exported_from_python(frame, folder):
     file.write_text(file.read_text().replace("dataframe@", "dataframe@0"))  # of another process
     done = CliRunner().invoke(cli, ["export", str(run.path)])
     assert f"fedmom.load({str(run.path)!r}, data=...).export()." in str(done.exception)
+
+
+@pytest.fixture(scope="module")
+def text_run(folder):
+    texts = {"ann": "the cat sat on a mat. " * 9, "bob": "a dog ate the hot oat. " * 9}
+    data = fedmom.from_texts(texts, window=8)
+    task = TASK | {"lr": 1.0, "local_steps": 40}
+    run = fedmom.run(
+        data, "char_lstm:embedding=4,hidden=32", rounds=20, out=folder / "bard", **task
+    )
+    run.data = data  # or it would be no longer there
+    return run
+
+
+def test_texts_of_another_alphabet_are_translated(text_run, folder):
+    """Its characters have other numbers: they were taken for others."""
+    text = "the hot cat ate a mat. " * 5
+    letters = folder / "letters"
+    letters.mkdir()
+    (letters / "cyd.txt").write_text(text)
+    other = fedmom.from_texts(letters, window=8)
+    assert set(other.class_names) < set(text_run.schema.class_names)
+    windows = [text[place : place + 8] for place in range(len(text) - 8)]
+    expected = text_run.predict(windows) == np.array(list(text[8:]))
+    assert expected.mean() > 0.5
+    said = predicted(text_run, letters, ":window=8")
+    assert f"{expected.mean():.1%} of {len(windows)} labels are right" in said
+    codes = [[text_run.schema.class_names.index(c) for c in window] for window in windows]
+    for same in (codes, np.array(codes, np.int64), np.array(windows), np.array(windows, object)):
+        np.testing.assert_array_equal(text_run.predict(same), text_run.predict(windows))
+
+
+def test_unknown_characters_are_refused(text_run, folder):
+    with pytest.raises(FedMomError, match=r"Character 2 of the last 8 of text 1, 'é', is none of"):
+        text_run.predict(["the cat", "thé dog"])
+    with pytest.raises(FedMomError, match="Character 0 of the prompt, 'X', is none of"):
+        text_run.sample("X")
+    strange = folder / "strange"
+    strange.mkdir()
+    for name, text in {"ann": "the cat sat", "bob": "the cat sat çà"}.items():
+        (strange / f"{name}.txt").write_text(text)
+    said = predicted(text_run, strange, ":window=8")
+    assert "the character 'ç' at place 12 of the text of client 'bob' is none of" in said
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        ("the cat", "an array or a list"),
+        (["the cat", None], "row 1 is None"),
+        ([b"the cat"], "shape"),
+        (np.full((1, 8), 99), "row 0, column 0 is 99 .* from 0 to"),
+        (np.full((1, 8), -1), "row 0, column 0 is -1 .* from 0 to"),
+        (np.full((1, 8), 0.5), "row 0, column 0 is 0.5 .* a whole number"),
+        (np.zeros((1, 9), int), r"or a list of texts"),
+    ],
+)
+def test_what_is_no_text_is_refused(text_run, x, sentence):
+    with pytest.raises(FedMomError, match=sentence):
+        text_run.predict(x)
+
+
+@pytest.mark.parametrize(
+    "options", [{"length": 10**30}, {"length": 0}, {"temperature": np.nan}, {"seed": -1}]
+)
+def test_samples_are_bounded(text_run, options):
+    with pytest.raises(FedMomError, match=f"sample: {next(iter(options))}=.*"):
+        text_run.sample("the", **options)
+
+
+def test_a_text_without_names_of_characters_takes_numbers_only(text_run):
+    nameless = dataclasses.replace(text_run.data, class_names=None)
+    schema = Schema.of(nameless)
+    assert schema.class_names is None
+    with pytest.raises(FedMomError, match="does not name its characters"):
+        inputs_for(schema, ["the cat"], print)
+    with pytest.raises(FedMomError, match="cannot be compared"):
+        conformed(nameless, text_run.schema)
+
+
+def labelled_as(frame, **names):
+    return frame.assign(y=frame.y.map(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ({"yes": "yes", "no": "a"}, "The model has no class 'a': such labels count as wrong"),
+        ({"yes": 1, "no": 0}, "are 0 to 1, and the model predicts 'no', 'yes'. So there is no"),
+        ({"yes": "on", "no": "off"}, "are 'off', 'on', and the model predicts 'no', 'yes'. So"),
+        ({"yes": 0.5, "no": 0.25}, "are regression, and the model predicts classes. So there"),
+    ],
+)
+def test_labels_are_compared_by_name(table_run, frame, folder, names, sentence):
+    """Those of other classes in another order, too: "a" is before "yes" as "no" was."""
+    path = folder / "labels.csv"
+    labelled_as(frame, **names).to_csv(path, index=False)
+    said = " ".join(predicted(table_run, path).split())
+    assert sentence in said
+    right = (table_run.predict(frame) == labelled_as(frame, **names).y).mean()
+    assert (f"{right:.1%} of 300 labels are right" in said) == (names["no"] == "a")
+
+
+def test_classes_without_names_are_their_numbers(folder):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.where(x[:, 0] > 0, 1, -1)
+    data = fedmom.from_arrays(x, y, partition="iid:clients=4")
+    run = fedmom.run(data, rounds=5, out=folder / "signs", **TASK)
+    np.savez(folder / "ones.npz", x=x[y > 0], y=y[y > 0])  # 1 is its class 1 of 2, not 1 of -1, 1
+    right = (run.predict(x[y > 0]) == "1").mean()
+    run.data = data
+    said = predicted(run, folder / "ones.npz", ":partition=iid:clients=2")
+    assert f"{right:.1%} of {(y > 0).sum()} labels are right" in said
+
+
+def test_several_labels_are_compared_by_name(folder, frame):
+    both = frame[COLUMNS].assign(a=frame.y == "yes", b=frame.u > 0)
+    both.to_csv(folder / "ab.csv", index=False)
+    options = ":label=a+b,partition=iid:clients=4"
+    spec = f"{folder / 'ab.csv'}{options}"
+    run = fedmom.run(spec, "logreg", rounds=20, out=folder / "several", **TASK)
+    right = (run.predict(both) == both[["a", "b"]].to_numpy()).mean()
+    both.to_csv(folder / "ba.csv", index=False)
+    for ab in (options, options.replace("a+b", "b+a")):
+        assert f"{right:.1%} of 600 labels are right" in predicted(run, folder / "ba.csv", ab)
+    both.rename(columns={"b": "c"}).to_csv(folder / "ac.csv", index=False)
+    said = predicted(run, folder / "ac.csv", options.replace("a+b", "a+c"))
+    assert "are 'a', 'c', and the model predicts 'a', 'b'" in said

@@ -18,7 +18,7 @@ from fedmom.core.fusion import plain_calls
 from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
-from fedmom.data.given import conformed, encoded, inputs_for
+from fedmom.data.given import encoded, inputs_for
 from fedmom.data.schema import Schema, listed
 from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
@@ -62,23 +62,59 @@ def predicted(schema: Schema, found: NDArray[Any]) -> NDArray[Any]:
 
 def labelled(schema: Schema, classes: NDArray[Any]) -> NDArray[Any]:
     """Return classes by their names, where the data names them."""
-    names = schema.class_names
-    return classes if names is None else np.array(names)[classes]
+    if schema.class_names is None:
+        return classes
+    names = schema.class_names + tuple(map(str, range(schema.classes, classes.max(initial=0) + 1)))
+    return np.array(names, object if "\0" in "".join(names) else str)[classes]
 
 
 class Predictions(NamedTuple):
-    """Predictions for some samples, their labels, and whose samples they are."""
+    """Predictions for some samples, their labels, and whose samples they are.
+
+    ``right`` and ``known``, whether the model has a label's class, are empty where predictions
+    cannot be compared with the labels.
+    """
 
     clients: NDArray[np.str_]
     split: str
     labels: NDArray[Any]
     predicted: NDArray[Any]
+    right: NDArray[np.bool_]
+    known: NDArray[np.bool_]
+
+
+def why_incomparable(schema: Schema, data: FederatedData) -> str:
+    """Return why predictions cannot be compared with the labels of data; empty if they can."""
+    given = Schema.of(data)
+    if given.task != schema.task:
+        return f"The labels of {data.name} are {given.task}, and the model predicts {schema.task}."
+    if schema.task == "multilabel":
+        return "" if _labels(given) == _labels(schema) else _different(schema, given, data.name)
+    names = given.class_names or schema.class_names or ()
+    other = schema if given.class_names else given
+    if names and schema.task != "regression" and not any(other.has_class(name) for name in names):
+        return _different(schema, given, data.name)
+    return ""
+
+
+def _different(schema: Schema, given: Schema, name: str) -> str:
+    return f"The labels of {name} are {_labels(given)}, and the model predicts {_labels(schema)}."
+
+
+def _labels(schema: Schema) -> str:
+    return listed(schema.class_names) if schema.class_names else f"0 to {schema.classes - 1}"
 
 
 def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterator[Predictions]:
-    """Predict the samples of the ``splits`` of a dataset, in the order of its clients."""
-    data = conformed(data, run.schema)
+    """Predict the samples of the ``splits`` of a dataset, in the order of its clients.
+
+    Args:
+        run: The run.
+        data: The dataset, in the form of the run's schema.
+        splits: The splits.
+    """
     given, arrays = Schema.of(data), place(data.arrays)
+    compare = run.schema.task != "regression" and not why_incomparable(run.schema, data)
     for split in splits:
         users = data.users if split == "train" else data.test_users or data.users
         start, size = data.split(split)
@@ -91,7 +127,22 @@ def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterato
             x, y = read_at(data.features, arrays, positions[part])
             labels = labelled(given, y) if given.task in ("classes", "sequence") else y
             found = predicted(run.schema, _outputs(run, x))
-            yield Predictions(owners[part], split, labels, found)
+            compared = _compared(run.schema, labels, found) if compare else NOT_COMPARED
+            yield Predictions(owners[part], split, labels, found, *compared)
+
+
+NOT_COMPARED = np.zeros(0, bool), np.zeros(0, bool)
+
+
+def _compared(
+    schema: Schema, labels: NDArray[Any], found: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which labels are predicted, and which are classes of the model."""
+    if schema.task == "multilabel":
+        return labels == found, np.ones(labels.shape, bool)
+    texts = labels.astype(str)  # the class 1 of one may be called "1" by the other
+    known = [text for text in np.unique(texts).tolist() if schema.has_class(text)]
+    return texts == found.astype(str), np.isin(texts, known)
 
 
 def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -> str:
@@ -102,8 +153,6 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
         raise FedMomError(
             f"{experiment.config.model} does not write text: its data is {features.kind}."
         )
-    if not 0 <= temperature < np.inf:
-        raise FedMomError(f"temperature {temperature} is not a number from 0 on. Take 0.5, say.")
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
     symbols = run.schema.class_names or ()

@@ -35,10 +35,12 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     """
     import numpy as np
 
-    from fedmom.api.trained_model import AT_ONCE, over_data
+    from fedmom.api.trained_model import AT_ONCE, over_data, why_incomparable
     from fedmom.core.files import write_atomic
     from fedmom.core.progress import track
     from fedmom.data import load
+    from fedmom.data.given import conformed
+    from fedmom.data.schema import listed
 
     path = out or run / "predictions.csv"
     check_file(path, "predictions.csv")
@@ -46,22 +48,28 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
-    trained, data = _opened(run, "predict(x)"), load(source)
+    trained = _opened(run, "predict(x)")
+    data = conformed(load(source), trained.schema)
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained, data, splits)
     total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["client", "split", "label", "prediction"])
-    right = []
+    right, unknown = [], set()
     for part in track(parts, "Predictions", total=int(total), console=OUT):
         rows = zip(part.clients, part.labels, part.predicted, strict=True)
         writer.writerows([client, part.split, _cell(y), _cell(p)] for client, y, p in rows)
-        right.append((part.labels == part.predicted).ravel())
+        right.append(part.right.ravel())
+        unknown |= set(part.labels[~part.known].tolist()) if part.known.size else set()
     write_atomic(path, text.getvalue().encode())
     found = np.concatenate([np.zeros(0, bool), *right])
-    if trained.experiment.data.features.task != "regression" and found.size:
+    if found.size:
         OUT.print(f"{found.mean():.1%} of {found.size:,} labels are right.")
+    if unknown:
+        OUT.print(f"The model has no class {listed(sorted(unknown))}: such labels count as wrong.")
+    if why := why_incomparable(trained.schema, data):
+        OUT.print(f"{why} So there is no share of labels that are right.")
     OUT.print(f"File: {path}")
 
 

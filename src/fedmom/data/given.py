@@ -15,7 +15,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.rows.assembly import inputs
-from fedmom.data.rows.values import as_array, as_plain
+from fedmom.data.rows.values import as_array, as_plain, refuse_row
 from fedmom.data.schema import Schema, matched_columns
 
 AT_ONCE = 2**22  # characters
@@ -34,8 +34,6 @@ def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
         return _of_frame(schema, x, say)
     if schema.kind == "text" and (texts := _texts(x)):
         return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
-    if np.ma.is_masked(x):
-        raise FedMomError("x has masked values. Fill them in, or leave their rows out.")
     array = as_array("x", x)
     _check_rows(schema, x, array.shape)
     return schema.scaled(inputs("predict", as_plain("predict", array)), "x")
@@ -100,9 +98,53 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
         x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
-    if x is data.arrays["x"]:
+    found = data if x is data.arrays["x"] else replace(data, arrays={**data.arrays, "x": x})
+    return _labels_in_order(found, schema)
+
+
+def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
+    """Return data whose labels have the numbers that a model has for them, to be trained on.
+
+    Args:
+        data: The data, as ``conformed`` returns it.
+        schema: What the model is trained on.
+    """
+    given = Schema.of(data)
+    if given.task != schema.task:
+        raise FedMomError(f"{data.name} is for {given.task}, and the model for {schema.task}.")
+    if schema.task in ("multilabel", "regression"):
+        several = given.columns is not None and len(given.columns.label) > 1
+        if given.classes != schema.classes or (several and given.columns != schema.columns):
+            raise FedMomError(
+                f"{data.name} has other labels than the {schema.classes} that the model has."
+            )
         return data
-    return replace(data, arrays={**data.arrays, "x": x}, columns=schema.columns)
+    if (given.class_names is None) != (schema.class_names is None):
+        raise FedMomError(f"{data.name}: classes have names in one of the model and the data only.")
+    y = data.arrays.get("y")
+    if y is not None and given.class_names != schema.class_names:
+        names, known = given.class_names or (), schema.class_names or ()
+        numbers = np.array([known.index(n) if n in known else -1 for n in names], np.int32)
+        refuse_row(f"{data.name}: the number of the label", numbers[y] < 0, y, "known to the model")
+        data = replace(data, arrays={**data.arrays, "y": numbers[y]})
+    elif given.classes > schema.classes:
+        raise FedMomError(
+            f"{data.name} has {given.classes} classes, and the model {schema.classes}."
+        )
+    return replace(data, features=schema.features, class_names=schema.class_names)
+
+
+def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
+    """Put several labels in the order that the model has them, if they are the same."""
+    if schema.columns is None or data.columns is None:
+        return data
+    wanted, here = schema.columns.label, data.columns.label
+    columns = schema.columns._replace(label=here)
+    if here == wanted or sorted(here) != sorted(wanted) or data.features.task != schema.task:
+        return replace(data, columns=columns)
+    y = data.arrays["y"][:, [here.index(name) for name in wanted]]
+    names = None if data.class_names is None else wanted
+    return replace(data, arrays={**data.arrays, "y": y}, class_names=names, columns=schema.columns)
 
 
 def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:

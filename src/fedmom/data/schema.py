@@ -8,7 +8,7 @@ and bytes are scaled as they were in training.
 import difflib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,11 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
 from fedmom.data.federated import Columns, Features, FederatedData, Task
-from fedmom.data.rows.values import refuse_row
+from fedmom.data.rows.values import is_whole, refuse_row
 from fedmom.data.sources.shakespeare import SYMBOLS
 
 BYTES: Literal[255] = 255  # what bytes are divided by
-LARGEST = 2**26  # bytes of a file
 Size = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 
 
@@ -102,6 +101,13 @@ class Schema(BaseModel):
         """What a model must accept."""
         return Features(self.kind, self.shape, self.classes, self.task)
 
+    def no_inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of data that has none of its inputs, of their type."""
+        if self.kind == "text":
+            return {}
+        dtype = np.uint8 if self.divided_by == BYTES else np.dtype(self.dtype)
+        return {"x": np.empty((0, *self.shape), dtype)}
+
     def facts(self) -> dict[str, Any]:
         """Return what a resumed run's data must have in common with the data before."""
         columns = self.columns
@@ -116,9 +122,11 @@ class Schema(BaseModel):
             "label columns": columns and ", ".join(columns.label),
         }
 
-    def called(self, label: int) -> str:
-        """Return what a class is called."""
-        return str(label) if self.class_names is None else self.class_names[label]
+    def has_class(self, name: str) -> bool:
+        """Return whether a class is called so; those without names are called by their numbers."""
+        if self.class_names is not None:
+            return name in self.class_names
+        return is_whole(name) and 0 <= int(name) < self.classes
 
     def scaled(self, x: NDArray[Any], what: str, *, in_table: bool = False) -> NDArray[Any]:
         """Return numbers as a model is given them.
@@ -166,6 +174,59 @@ class Schema(BaseModel):
             values = f"{what}, column {column.name!r}: the value"
             refuse_row(values, wrong[:, place], x[:, place], allowed)
         refuse_row(f"{what}: the value", wrong, x, allowed)
+
+
+def common(schemas: Mapping[str, Schema]) -> Schema:
+    """Return what a model must accept to serve several owners of data.
+
+    Classes and characters are those that any of them has.
+
+    Args:
+        schemas: The schema of every owner's data, by name.
+    """
+    (first, schema), *others = schemas.items()
+    for name, other in others:
+        both = f"The data of {first} and of {name}"
+        if schema.columns is not None and other.columns is not None:
+            here = [column.name for column in other.columns.inputs]
+            matched_columns(schema.columns, here, dict(other.columns.inputs), f"The data of {name}")
+        forms = [_form(s) for s in (schema, other)]
+        if forms[0] != forms[1]:
+            what = " and ".join(str(form) for form in forms)
+            raise FedMomError(f"{both} do not look alike: {what}. Prepare them in one way.")
+    found = list(schemas.values())
+    return schema.model_copy(update={**_common_type(found), **_common_classes(found)})
+
+
+def _form(schema: Schema) -> tuple[Any, ...]:
+    """Return what must be the same everywhere, apart from the order of columns."""
+    counts = ("classes", "sequence")
+    labels = sorted(schema.columns.label) if schema.columns else []
+    return (
+        *(schema.kind, schema.shape, schema.task),
+        *([] if schema.task in counts else [schema.classes, *labels]),
+        "names of columns" if schema.columns else "no names of columns",
+        "names of classes" if schema.class_names else "numbers of classes",
+    )
+
+
+def _common_type(schemas: Sequence[Schema]) -> dict[str, Any]:
+    """Return the type of inputs that all can be given in; see ``Schema.stored``."""
+    in_bytes = [schema.divided_by == BYTES for schema in schemas]
+    if all(in_bytes) or (any(in_bytes) and schemas[0].columns is None):
+        return {"dtype": "float32", "divided_by": BYTES}
+    plain = [schema.dtype for schema in schemas if schema.divided_by != BYTES]
+    return {"dtype": "float32" if "float32" in plain else "int32", "divided_by": 1}
+
+
+def _common_classes(schemas: Sequence[Schema]) -> dict[str, Any]:
+    first = schemas[0].class_names
+    if first is None:
+        return {"classes": max(schema.classes for schema in schemas)}
+    if all(schema.class_names == first for schema in schemas) or schemas[0].task == "multilabel":
+        return {}
+    names = sorted({name for schema in schemas for name in schema.class_names or ()})
+    return {"classes": len(names), "class_names": tuple(names)}
 
 
 def check_columns(columns: Columns, shape: tuple[int, ...]) -> None:

@@ -36,11 +36,9 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
 def trained_on(path: Path) -> Schema | None:
     """Return what a run was trained on; None in folders of earlier versions."""
     try:
-        return Schema.from_json((path / SCHEMA).read_bytes(), str(path / SCHEMA))
+        return Schema.from_json(read_file(path / SCHEMA), str(path / SCHEMA))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise FedMomError(f"{path / SCHEMA} cannot be read: {error.strerror}.") from None
 
 
 def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
