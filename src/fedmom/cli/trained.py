@@ -48,8 +48,10 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
-    trained = _opened(run, "predict(x)")
-    data = conformed(load(source), trained.schema)
+    trained, data = _opened(run, "predict(x)"), load(source)
+    if (trained.schema.columns is None) != (data.columns is None):
+        OUT.print("Columns are taken in their order: training data or new data has no names.")
+    data = conformed(data, trained.schema)
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained, data, splits)
     total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)

@@ -139,9 +139,9 @@ def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
     if schema.columns is None or data.columns is None:
         return data
     wanted, here = schema.columns.label, data.columns.label
-    columns = schema.columns._replace(label=here)
     if here == wanted or sorted(here) != sorted(wanted) or data.features.task != schema.task:
-        return replace(data, columns=columns)
+        columns = data.columns._replace(inputs=schema.columns.inputs)
+        return data if columns == data.columns else replace(data, columns=columns)
     y = data.arrays["y"][:, [here.index(name) for name in wanted]]
     names = None if data.class_names is None else wanted
     return replace(data, arrays={**data.arrays, "y": y}, class_names=names, columns=schema.columns)
