@@ -224,7 +224,7 @@ def test_a_run_with_objects_goes_on_in_another_process(script, tmp_path):
     read = fedmom.load(tmp_path / "run")  # results need no objects
     assert (read.status, len(read.rounds), read.rounds.shape) == ("stopped", 2, (2, 8))
     assert read.plot().axes
-    for use in (read.resume, read.clients, lambda: read.predict([0]), lambda: read.params):
+    for use in (read.resume, read.clients, lambda: read.predict([[0.0] * 60]), lambda: read.params):
         with pytest.raises(FedMomError, match=r"Give them again: .*model=\.\.\., algorithm=\.\.\."):
             use()
     assert script("go on", "10").stdout == "finished 4\n"

@@ -240,7 +240,11 @@ def test_ids_that_are_none_are_refused_with_their_row(ids, says):
 VALUES, MARKS = [[0.5, 1], [2, 3], [4, 5]], [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
 TAGS = [["b", "a"], ["a", "a"], ["c", "b"]]
 LABELS = {
-    "numbers": ([2, 0, 2], "classes", 3, None, [2, 0, 2]),
+    "numbers": ([1, 0, 1], "classes", 2, None, [1, 0, 1]),
+    "numbers from 1": ([1, 3, 2], "classes", 3, ("1", "2", "3"), [0, 2, 1]),
+    "numbers with a gap": ([2, 0, 2], "classes", 2, ("0", "2"), [1, 0, 1]),
+    "large numbers": ([2**40, 7, 7], "classes", 2, ("7", str(2**40)), [1, 0, 0]),
+    "one number": ([4, 4, 4], "classes", 1, ("4",), [0, 0, 0]),
     "negative ones": ([1, -1, 1], "classes", 2, ("-1", "1"), [1, 0, 1]),
     "texts": (["dog", "cat", "dog"], "classes", 2, ("cat", "dog"), [1, 0, 1]),
     "texts of Python": (objects("b", "a", "b"), "classes", 2, ("a", "b"), [1, 0, 1]),

@@ -16,7 +16,13 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.collection import Outcome, side_by_side
 from fedmom.experiments.execute import execute, warn
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.observers import Event, Observers, RisingLoss, warn_if_risen
+from fedmom.experiments.observers import (
+    Event,
+    Observers,
+    RisingLoss,
+    warn_if_rejected,
+    warn_if_risen,
+)
 from fedmom.experiments.results import Result, metrics_of
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ def finish(
     with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
         observers: Observers = [shown, RisingLoss(config, say), *callbacks]
         result = execute(RunFolder.open(run.path), run.experiment, observers, say=say, **how)
+    warn_if_rejected({config.algorithm: result}, say)
     if result.error:
         raise result.error
     warn_if_risen({config.algorithm: result}, say)
@@ -64,6 +71,7 @@ def finish_all(
     for name, result in results.items():
         if result.error:
             say(f"{name} stopped: {result.why}")
+    warn_if_rejected(results, say)
     warn_if_risen(results, say)
     return results, errors
 

@@ -15,7 +15,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.rows.assembly import inputs
-from fedmom.data.rows.values import as_array, as_plain, refuse_row
+from fedmom.data.rows.values import as_array, as_plain
 from fedmom.data.schema import Schema, matched_columns
 
 AT_ONCE = 2**22  # characters
@@ -119,19 +119,21 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
                 f"{data.name} has other labels than the {schema.classes} that the model has."
             )
         return data
-    if (given.class_names is None) != (schema.class_names is None):
-        raise FedMomError(f"{data.name}: classes have names in one of the model and the data only.")
-    y = data.arrays.get("y")
-    if y is not None and given.class_names != schema.class_names:
-        names, known = given.class_names or (), schema.class_names or ()
-        numbers = np.array([known.index(n) if n in known else -1 for n in names], np.int32)
-        refuse_row(f"{data.name}: the number of the label", numbers[y] < 0, y, "known to the model")
-        data = replace(data, arrays={**data.arrays, "y": numbers[y]})
-    elif given.classes > schema.classes:
+    if (given.classes, given.class_names) == (schema.classes, schema.class_names):
+        return data
+    changed = replace(data, features=schema.features, class_names=schema.class_names)
+    if schema.kind == "text":  # its labels are characters
+        return changed
+    found, places = np.unique(data.arrays["y"], return_inverse=True)
+    names = found.tolist() if given.class_names is None else [given.class_names[n] for n in found]
+    numbers = [schema.number(str(name)) for name in names]
+    if -1 in numbers:
         raise FedMomError(
-            f"{data.name} has {given.classes} classes, and the model {schema.classes}."
+            f"{data.name} has the class {names[numbers.index(-1)]!r}, which the model does not"
+            " have. Leave such rows out, or start another run."
         )
-    return replace(data, features=schema.features, class_names=schema.class_names)
+    y = np.array(numbers, np.int32)[places.reshape(data.arrays["y"].shape)]
+    return replace(changed, arrays={**data.arrays, "y": y})
 
 
 def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:

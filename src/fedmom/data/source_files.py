@@ -15,6 +15,8 @@ from fedmom.core.validation import check_memory
 
 LARGE = 2**28  # bytes: a smaller file may be packed as well as it likes
 RATIO = 200  # bytes for one in the file: more is not data, but a file made to fill the memory
+# What folders of splits are called; the first two never mean anything else.
+SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 BLOCK = 2**24  # bytes that are unpacked at a time
 
 
@@ -48,6 +50,17 @@ Did you mean 'is_test'? It may be x, y, is_test.
             raise FedMomError(
                 f"{what} {short(name)} is not known.{hint} It may be {', '.join(known)}."
             )
+
+
+def check_splits(top: Path, names: Iterable[str]) -> None:
+    """Refuse folders or files that are called train and test where clients or classes should be."""
+    found = sorted({name for name in names if name.lower() in SPLITS})
+    if len(found) > 1 or any(name.lower() in SPLITS[:2] for name in found):
+        raise FedMomError(
+            f"{top} has {' and '.join(map(repr, found))} where clients or classes should be, and"
+            " they look like splits. Move what is in them into one folder and draw test rows by"
+            " test_fraction=; or rename them, if they are clients or classes."
+        )
 
 
 def check_ratio(what: str, size: int, packed: int, remedy: str) -> None:

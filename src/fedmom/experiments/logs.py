@@ -23,7 +23,7 @@ NEEDED = {
     ROUNDS: ("round", "train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"),
     EVALS: ("round", "split", "loss"),
 }
-OTHER_TYPES = {"split": str, "cohort": list, "rejected": list}
+OTHER_TYPES = {"split": str, "cohort": list}
 
 
 class Log(NamedTuple):
@@ -99,7 +99,7 @@ def _keep_what_is_cut(path: Path, content: bytes) -> None:
 
 def line(row: Mapping[str, Any]) -> str:
     """Return a line of a log; a metric that is NaN is null in JSON."""
-    written = {k: None if v != v else v for k, v in row.items()}  # NaN
+    written = {k: None if v != v and k not in TAKEN else v for k, v in row.items()}  # NaN
     return json.dumps(written, allow_nan=False) + "\n"
 
 
@@ -141,6 +141,10 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
     if name in (LOWER_IS_BETTER, UNRANKED):
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
+    if name == "rejected":
+        return isinstance(value, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str) for pair in value
+        )
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])
     return _is_number(value) or (value is None and name == "train_loss")

@@ -144,6 +144,15 @@ def warn_if_risen(results: Mapping[str, Result], say: Say) -> None:
     )
 
 
+def warn_if_rejected(results: Mapping[str, Result], say: Say) -> None:
+    """Say of which runs replies were rejected, and why."""
+    found = {name: text for name, run in results.items() if (text := run.rejected())}
+    for name, text in list(found.items())[:MOST_NAMED]:
+        say(f"{name}: {text}")
+    if len(found) > MOST_NAMED:
+        say(f"Replies of {len(found) - MOST_NAMED} more runs were rejected.")
+
+
 def advice(config: RunConfig) -> str:
     """Return which step size to try instead.
 

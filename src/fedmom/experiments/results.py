@@ -25,6 +25,7 @@ COMPARE_LIST, SWEEP_LIST = LISTS = "compare.json", "sweep.json"
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
 NO_METRICS = ("round", "split", "loss", "clients", "samples")  # of the numbers of a line
+REASONS_NAMED = 3  # of rejected replies
 NOT_NAMING = ("seed", "tensorboard", "runtime")
 
 
@@ -140,10 +141,28 @@ class Result:
             return ""
         return f"from {losses[0][1]:.4g} to {losses[-1][1]:.4g}"
 
+    def rejected(self) -> str:
+        """Return how many replies were rejected, and why, as sentences; nothing if none was."""
+        reasons = Counter(why for row in self.rounds for _, why in row.get("rejected", ()))
+        if not reasons:
+            return ""
+        count = reasons.total() + sum(row.get("replies", 0) for row in self.rounds)
+        fruitless = sum(bool(row.get("rejected")) and not row.get("replies") for row in self.rounds)
+        named = [f"{why} ({n:,})" for why, n in reasons.most_common(REASONS_NAMED)]
+        more = len(reasons) - len(named)
+        text = (
+            f"{reasons.total():,} of {count:,} replies were rejected: {'; '.join(named)}"
+            f"{f'; and {more} more reasons' if more else ''}."
+        )
+        if not fruitless:
+            return text
+        return f"{text} In {fruitless:,} of {self.done:,} rounds none was left: no step was taken."
+
     def theory(self) -> str:
         """Return what `fedmom theory check` has found about the run, if it was called."""
+        # Earlier versions' "sentence" is left out: it certified runs that no theorem covers.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return str(parse_json(read_file(self.path / THEORY))["sentence"])
+            return str(parse_json(read_file(self.path / THEORY))["verdict"])
         return ""
 
     @property

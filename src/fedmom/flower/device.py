@@ -180,10 +180,11 @@ def own_data(node_config: Any) -> Any:
         FedMomError: There is no such client, or none was named and there are several.
     """
     from fedmom.data.federated import Split
+    from fedmom.data.rows.assembly import numbered_as_labelled
 
     if DATA not in node_config:
         raise FedMomError("The device was started without data: add --data.")
-    data = _loaded(str(node_config[DATA]))
+    data = numbered_as_labelled(_loaded(str(node_config[DATA])))
     if data.test_users is not None:
         raise FedMomError(f"{data.name}: its test clients are not its training clients.")
     k = _number(data, node_config.get(CLIENT))

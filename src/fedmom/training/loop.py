@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -284,7 +285,11 @@ class _Rounds:
         began = time.perf_counter()
         self._ask(state, cohort)
         collected = self._collect(state.round)
-        stepped = collected.step(Carried(*state[1:]), state.round, self._population, self._key)
+        carried = Carried(*state[1:])
+        if self._admission.rejected and not collected.replies:  # nothing to step with
+            stepped = Stepped(carried, jnp.array([0.0, 0.0, True]), {})
+        else:
+            stepped = collected.step(carried, state.round, self._population, self._key)
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
         loss, norm = _checked(state.round, collected, stepped)

@@ -8,6 +8,7 @@ same in all of them.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,10 +16,18 @@ from numpy.typing import NDArray
 
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned_rows
+from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned, aligned_rows
 from fedmom.data.leaf_sampling import shuffled_places
 from fedmom.data.partition import client_names, dealt
-from fedmom.data.rows.values import COUNTED, NUMBERS, Labels, as_floats, refuse_row
+from fedmom.data.rows.values import (
+    COUNTED,
+    LARGEST_LABEL,
+    NUMBERS,
+    Labels,
+    as_floats,
+    is_whole,
+    refuse_row,
+)
 
 MARKS = {"train": False, "training": False, "test": True}
 
@@ -131,6 +140,22 @@ def check_rows(name: str, arrays: Mapping[str, NDArray[Any] | None]) -> None:
     if len({len(array) for array in given.values()}) > 1:
         found = ", ".join(f"{what} has {len(array):,}" for what, array in given.items())
         raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
+
+
+def numbered_as_labelled(data: FederatedData) -> FederatedData:
+    """Return data whose class 7 is the label 7, also where labels are missing.
+
+    The devices of a run have some of its classes each, and all of them must number these alike.
+    """
+    names = data.class_names or ()
+    if data.features.task != "classes" or not names:
+        return data
+    if not all(is_whole(name) and 0 <= int(name) <= LARGEST_LABEL for name in names):
+        return data
+    numbers = np.array([int(name) for name in names], np.int32)
+    arrays = {**data.arrays, "y": aligned(numbers[data.arrays["y"]])}
+    features = data.features._replace(classes=int(numbers.max()) + 1)
+    return replace(data, features=features, arrays=arrays, class_names=None)
 
 
 def inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:

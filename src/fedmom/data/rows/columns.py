@@ -102,7 +102,7 @@ def from_table(
         read_from: tuple[Column, ...] = (Column(inputs_from[0], "image"),)
     else:
         x, read_from = table_inputs(table, inputs_from)
-    found = _named(table, _labels(table, labels, x.shape[1:], task), class_names)
+    found = _labels(table, labels, x.shape[1:], task, class_names)
     clients = None if client is None else owners(table.name, _ids(table, client))
     marks = is_test if test is None else _values(table, test)
     columns = Columns(read_from, tuple(labels), tuple(filter(None, (client, test))))
@@ -132,28 +132,20 @@ def _kind(arrow: "pa.DataType") -> str:
 
 
 def _labels(
-    table: Table, names: Sequence[str], shape: tuple[int, ...], task: Task | None
+    table: Table,
+    names: Sequence[str],
+    shape: tuple[int, ...],
+    task: Task | None,
+    classes: Sequence[str] | None,
 ) -> Labels:
     found = [_values(table, name) for name in names]
     what = f"{table.name}, label {'+'.join(names)}"
     if len(found) == 1:
-        return read_labels(what, found[0], shape, task)
+        return read_labels(what, found[0], shape, task, classes)
     if any(column.ndim > 1 for column in found):
         raise FedMomError(f"{what}: a column of lists must be the only label.")
     labels = read_labels(what, np.column_stack(found), shape, task)
     return labels._replace(names=tuple(names)) if labels.task == "multilabel" else labels
-
-
-def _named(table: Table, labels: Labels, names: Sequence[str] | None) -> Labels:
-    """Give classes the names that the table has for them."""
-    if names is None or labels.task not in ("classes", "sequence"):
-        return labels
-    if labels.names is not None or labels.classes > len(names):  # negative, or beyond the names
-        raise FedMomError(
-            f"{table.name}: there are {len(names)} names of classes, and labels outside"
-            f" 0..{len(names) - 1}. Leave rows without a label out."
-        )
-    return labels._replace(classes=len(names), names=tuple(names))
 
 
 def _check_columns(table: Table, wanted: Sequence[str]) -> None:

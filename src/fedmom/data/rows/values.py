@@ -267,7 +267,11 @@ class Labels(NamedTuple):
 
 
 def read_labels(
-    name: str, y: NDArray[Any], inputs: tuple[int, ...], task: Task | None = None
+    name: str,
+    y: NDArray[Any],
+    inputs: tuple[int, ...],
+    task: Task | None = None,
+    known: Sequence[str] | None = None,
 ) -> Labels:
     """Find out what labels are, and bring them into their form.
 
@@ -276,6 +280,7 @@ def read_labels(
         y: One row of labels for every sample.
         inputs: The shape of one input.
         task: What they are, where the user says so.
+        known: What classes 0, 1, ... are called, where that is known.
     """
     if task is not None and task not in TASKS:
         raise FedMomError(f"{name}: there is no task {task!r}. Choose one of: {', '.join(TASKS)}.")
@@ -296,7 +301,7 @@ def read_labels(
         raise FedMomError(
             f"{name}: labels have the shape {y.shape}; task {task} needs {shapes[task]}."
         )
-    return _multilabel(name, y) if task == "multilabel" else _classes(name, y, task)
+    return _multilabel(name, y) if task == "multilabel" else _classes(name, y, task, known)
 
 
 def _guessed(name: str, y: NDArray[Any], inputs: tuple[int, ...]) -> Task:
@@ -332,18 +337,28 @@ def _multilabel(name: str, y: NDArray[Any]) -> Labels:
     return Labels(y.astype(np.int32), y.shape[1], "multilabel")
 
 
-def _classes(name: str, y: NDArray[Any], task: Task) -> Labels:
-    """Number classes: whole numbers from 0 stay as they are, all others go by their order."""
+def _classes(name: str, y: NDArray[Any], task: Task, known: Sequence[str] | None) -> Labels:
+    """Number classes by their order, and keep what they are called where that is not 0, 1, 2...
+
+    In a sequence whole numbers from 0 stay, as they may be the tokens of the inputs; and so do
+    the numbers of classes whose names are known.
+    """
     if y.dtype.kind == "f":
         refuse_row(f"{name}: the label", y != np.rint(y), y, "a whole number, as task classes asks")
         refuse_row(f"{name}: the label", abs(y) > LARGEST_LABEL, y, f"at most {LARGEST_LABEL}")
         y = y.astype(np.int64)
+    if known is not None and y.dtype.kind in "iu":
+        top = len(known) - 1
+        allowed = f"from 0 to {top}, as the classes have names. Leave rows without a label out"
+        refuse_row(f"{name}: the label", (y < 0) | (y >= len(known)), y, allowed)
+        return Labels(y.astype(np.int32), len(known), task, tuple(known))
     if y.dtype.kind == "b":
         return Labels(y.astype(np.int32), 2, task, ("False", "True"))
-    if y.dtype.kind in "iu" and y.min() >= 0:
+    if task == "sequence" and y.dtype.kind in "iu" and y.min() >= 0:
         allowed = f"at most {LARGEST_LABEL}. Number the classes anew, or give them as texts"
         refuse_row(f"{name}: the label", y > LARGEST_LABEL, y, allowed)
         return Labels(y.astype(np.int32), int(y.max()) + 1, task)
     found, places = np.unique(y, return_inverse=True)
     numbers = places.reshape(y.shape).astype(np.int32)
-    return Labels(numbers, len(found), task, tuple(map(str, found)))
+    plain = y.dtype.kind in "iu" and found[0] == 0 and found[-1] == len(found) - 1
+    return Labels(numbers, len(found), task, None if plain else tuple(map(str, found)))

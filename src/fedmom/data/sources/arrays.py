@@ -51,10 +51,10 @@ def from_arrays(
         x: One input per row. Rows of two or more dimensions are images. Bytes (uint8) stay
             bytes, and a batch of them is scaled to [0, 1]; other integers, such as tokens,
             become int32; floats and bools become float32.
-        y: The label of every row. Whole numbers from 0 are classes; texts, bools and negative
-            numbers are classes in sorted order, and keep their names; floats are values to
-            predict, one or several a row; a matrix of 0 and 1 has a column for every label;
-            other matrices have a class at every position of an input.
+        y: The label of every row. Whole numbers, texts and bools are classes: those that occur,
+            in sorted order, called by their labels unless these are 0, 1, 2, ...; floats are
+            values to predict, one or several a row; a matrix of 0 and 1 has a column for every
+            label; other matrices have a class at every position of an input.
         client_ids: The client of every row, whole numbers or texts. Leave it out to make
             clients by ``partition``.
         is_test: True for test rows. By default all rows are for training.
