@@ -155,6 +155,8 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     from fedmom.data.sources.table import table_of
 
     table = table_of(frame, "x")
+    if not table.rows:
+        raise FedMomError("x has no rows.")
     if schema.columns is None:
         say("The model was trained on data whose columns have no names: they are taken in order.")
         names = list(table.columns)
