@@ -112,18 +112,21 @@ def old_stage(update, state, _sent, _key):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"stages": (fedmom.Stage("old", old_stage),)}, "encode of old must return three values"),
+        (
+            {"stages": (fedmom.Stage("old", old_stage),)},
+            "encode of the stage old must return three",
+        ),
         (
             {"stages": (fedmom.Stage("old", after=lambda a, *_: a),)},
-            "after of old must return three values",
+            "after of the stage old must return three values",
         ),
         (
             {"stages": (fedmom.Stage("rows", after=lambda a, s, _: (a, s, {"x": jnp.ones(3)})),)},
-            r"after of rows reports 'x' with shape \(3,\). A metric is one number",
+            r"after of the stage rows reports 'x' as a float32 array of shape \(3,\)\. A",
         ),
         (
             {"server": fedmom.Server(lambda _: (), lambda _, s, w: (w, s))},
-            "the server's step must return three values",
+            "step of the server must return three values",
         ),
         (
             {"rule": fedmom.Rule(np.ones_like, each=lambda rows, *_: rows)},
@@ -134,6 +137,9 @@ def old_stage(update, state, _sent, _key):
     ids=["encode", "after", "metric", "step", "each", "run"],
 )
 def test_a_part_that_returns_something_else_is_named(parts, says):
-    runtime = fedmom.LocalRuntime(stated(algorithm=ALGORITHM._replace(**parts)))
-    with pytest.raises(fedmom.FedMomError, match=says):
+    def train():
+        runtime = fedmom.LocalRuntime(stated(algorithm=ALGORITHM._replace(**parts)))
         list(fedmom.train(runtime, pace=fedmom.synchronous(2), rounds=1))
+
+    with pytest.raises(fedmom.FedMomError, match=says):
+        train()

@@ -86,9 +86,15 @@ def test_a_function_of_features_may_return_a_net_and_inputs_may_be_tokens():
     assert jax.eval_shape(lambda p: model.apply(p, x[:3], None), params).shape == (3, 2, 5)
 
 
-@pytest.mark.parametrize("net", [lambda key: key.undefined, lambda _features, x: x])
-def test_a_function_that_fails_is_told_how_it_is_called(net, tmp_path):
-    with pytest.raises(fedmom.FedMomError, match=r"is called with data\.features"):
+@pytest.mark.parametrize(
+    ("net", "sentence"),
+    [
+        (lambda key: key.undefined, r"is called with data\.features"),
+        (lambda _features, x: x, r"must be a function of \(features\)"),
+    ],
+)
+def test_a_function_that_fails_is_told_how_it_is_called(net, sentence, tmp_path):
+    with pytest.raises(fedmom.FedMomError, match=sentence):
         fedmom.run("synthetic:clients=4", model=net, rounds=1, out=tmp_path / "run")
 
 

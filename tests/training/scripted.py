@@ -16,6 +16,11 @@ UPDATES = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 LOSSES = np.arange(5, dtype=np.float32)
 
 
+def no_net(_params, x, _key):
+    """Stand in for a net where clients answer without one."""
+    return jnp.zeros((len(x), 10))
+
+
 def block(clients, updates=None, samples=None, losses=None, version=0, members=None, **metrics):
     """Replies of clients: their rows of UPDATES, SIZES and LOSSES, or what is given instead."""
     clients = np.asarray(clients)
@@ -126,7 +131,8 @@ def workload(algorithm=None, params=None, samples=SIZES):
     if algorithm.work is None:
         algorithm = algorithm._replace(work=WORK)
     model = fedmom.Model(
-        lambda _key: jnp.zeros(3) if params is None else params, apply=lambda *_: None
+        lambda _key: jnp.zeros(3) if params is None else params,
+        apply=no_net,
     )
     split = Split(np.cumsum(samples) - samples, np.asarray(samples))
     nothing = Split(np.zeros_like(samples), np.zeros_like(samples))

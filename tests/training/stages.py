@@ -5,6 +5,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 
 import fedmom
+from tests.training.scripted import no_net
 
 
 @lru_cache
@@ -24,7 +25,7 @@ def quantizer(levels=10.0):
     )
 
 
-VECTOR = fedmom.Model(lambda _key: jnp.zeros(2), apply=lambda *_: None)
+VECTOR = fedmom.Model(lambda _key: jnp.zeros(2), apply=no_net)
 
 
 @lru_cache  # one object: its programs are traced once

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fedmom
 from fedmom.algorithms.base import Round
 from tests.conftest import population
-from tests.training.scripted import UPDATES, Scripted, fedavg, rounds
+from tests.training.scripted import UPDATES, Scripted, fedavg, no_net, rounds
 
 BITS = (2, 3, 4, 8, 9, 12, 16)
 DRAWS = 2000
@@ -93,7 +93,7 @@ class TestQuantize:
     def test_clients_and_rounds_are_rounded_independently(self):
         """Or the errors would not cancel in the mean."""
         data = population([4, 4])
-        model = fedmom.Model(lambda _key: jnp.zeros(500), apply=lambda *_: None)
+        model = fedmom.Model(lambda _key: jnp.zeros(500), apply=no_net)
 
         def run(params, state, _problem, _key):
             update = jnp.full(params.shape, 0.1).at[0].set(1.0)

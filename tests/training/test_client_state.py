@@ -10,6 +10,7 @@ import pytest
 import fedmom
 from fedmom.runtimes import local
 from tests.conftest import population
+from tests.training.scripted import no_net
 
 SIZES = [3, 5, 8, 4, 6, 7]
 WAYS = {"one": (0, False), "few": (float("inf"), False), "many": (0, True)}
@@ -37,7 +38,7 @@ def counting(broken=lambda _problem, _rounds: False, metrics=("loss",)):
     return fedmom.Client(run, init)
 
 
-MODEL = fedmom.Model(lambda _key: jnp.arange(1.0, 4.0), apply=lambda *_: None)
+MODEL = fedmom.Model(lambda _key: jnp.arange(1.0, 4.0), apply=no_net)
 
 
 class Run:

@@ -119,7 +119,7 @@ def test_an_empty_test_split_is_left_out():
     model = fedmom.build_model("logreg", data.features)
     runtime = runtime_of(data, model)
     assert runtime.splits == ["train"]
-    with pytest.raises(fedmom.FedMomError, match="has no test samples to evaluate"):
+    with pytest.raises(fedmom.FedMomError, match="has no 'test' samples to evaluate"):
         fedmom.evaluate(runtime, model.init(jax.random.key(0)), "test")
 
 

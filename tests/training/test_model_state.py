@@ -24,7 +24,7 @@ from fedmom.training.samplers import cohort
 from tests.conftest import ROOT, population
 from tests.experiments import small
 from tests.models.nets import plain_net
-from tests.training.scripted import workload
+from tests.training.scripted import no_net, workload
 
 SIZES = [3, 7, 12]  # one client is smaller than a batch
 M, H, B, LR, BETA, SEED, ROUNDS = 2, 3, 5, 0.2, 0.9, 4, 4
@@ -203,7 +203,9 @@ METHODS = {name: fedmom.Algorithm(**({"server": NESTEROV} | m)) for name, m in M
 def one_step(name, before, blocks, population=10_000):
     """The parameters after a step, given blocks of (update, state, samples, factor)."""
     model = fedmom.Model(
-        lambda _key: Variables(ONE, before), apply=lambda *_: None, state="average"
+        lambda _key: Variables(ONE, before),
+        apply=no_net,
+        state="average",
     )
     plain = workload(METHODS[name])
     run = fedmom.Workload(plain.data, model, plain.algorithm)

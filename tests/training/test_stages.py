@@ -53,7 +53,7 @@ class TestStages:
         ((state, _),) = fedmom.train(runtime, pace=fedmom.synchronous(2), rounds=1)
         mean = bare.mean(axis=0)  # decoded, one by one
         np.testing.assert_allclose(state.params, -((mean * 3 + 5) * 2 + 1), rtol=1e-5)
-        assert seen == ["second", "first"]
+        assert seen[-2:] == ["second", "first"]
 
     @pytest.mark.parametrize("rule", [fedmom.mean("uniform"), fedmom.trimmed_mean(share=0.2)])
     def test_each_reply_is_decoded_before_it_counts(self, rule):

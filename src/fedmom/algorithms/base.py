@@ -12,13 +12,12 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
 
 from fedmom.algorithms.local_work import LocalWork
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 
@@ -41,14 +40,18 @@ def reported(found: Any, what: str) -> tuple[Any, Any, Reported]:
     if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], Mapping)):
         raise FedMomError(
             f"{what} must return three values, the last one a dict of metrics ({{}} if there are"
-            f" none). It returned {jax.tree.map(jnp.shape, found)}."
+            f" none). It returned {short(found)}."
         )
     for name, value in found[2].items():
-        if not isinstance(name, str) or jnp.shape(value) != ():
+        if not isinstance(name, str) or not _is_one_number(value):
             raise FedMomError(
-                f"{what} reports {name!r} with shape {jnp.shape(value)}. A metric is one number."
+                f"{what} reports {name!r} as {short(value)}. A metric is one number, under a name."
             )
     return found
+
+
+def _is_one_number(value: Any) -> bool:
+    return isinstance(value, int | float) or getattr(value, "shape", None) == ()
 
 
 def over_replies(weight: float, _population: int) -> float:
@@ -75,6 +78,7 @@ class Client(NamedTuple):
             ``client/<name>/min`` and ``client/<name>/max``.
 
     Examples:
+        >>> import jax.numpy as jnp
         >>> def run(params, state, problem, key):
         ...     trained, loss = problem.train(params, key)
         ...     return jax.tree.map(jnp.subtract, params, trained), state, {"loss": loss}
@@ -244,7 +248,13 @@ def as_server(optimizer: Server | optax.GradientTransformation) -> Server:
         )
 
     def step(aggregate: Params, state: Any, params: Params) -> tuple[Params, Any, Reported]:
-        updates, state = optimizer.update(aggregate, state, params)
+        found = optimizer.update(aggregate, state, params)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise FedMomError(
+                f"update of the optimizer returns {short(found)}. It must return updates and its"
+                " state."
+            )
+        updates, state = found
         return optax.apply_updates(params, updates), state, {}
 
     return Server(optimizer.init, step)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import numpy as np
 import optax
 
 from fedmom.algorithms import schedules
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
+from fedmom.core.tracing import one_number, traced
 from fedmom.core.types import Schedule
 from fedmom.core.validation import Count
 
@@ -120,6 +122,16 @@ def check_rate(learning_rate: Scheduled) -> None:
     """Refuse a learning rate that is neither a number greater than 0 nor a schedule."""
     if not callable(learning_rate):
         check_positive("learning_rate", learning_rate)
+        return
+    name = getattr(learning_rate, "__name__", "schedule")
+    try:
+        found = traced(learning_rate, np.zeros((), np.int32))
+    except jax.errors.JAXTypeError as error:
+        raise FedMomError(
+            f"learning_rate is the function {name}, which needs the round's number itself. The"
+            " server's step is compiled once for all rounds: use jnp.where in place of if."
+        ) from error
+    one_number(f"learning_rate is the function {name}, which returns", found)
 
 
 def check_positive(name: str, value: float) -> None:

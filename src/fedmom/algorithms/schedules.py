@@ -1,11 +1,14 @@
 """Step sizes and local work that change over rounds: functions of t = 0, 1, 2, ..."""
 
+import math
 from functools import lru_cache
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedmom.algorithms import SCHEDULES
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import split
 from fedmom.core.types import Schedule
@@ -54,7 +57,18 @@ def parse(value: float | str) -> float | Schedule:
 
 def at(value: float | Schedule, round_: int) -> float:
     """Return the value in a round."""
-    return float(value(round_)) if callable(value) else float(value)
+    if not callable(value):
+        return float(value)
+    found = value(round_)
+    try:
+        if math.isfinite(number := float(found)) and np.shape(found) == ():
+            return number
+    except (TypeError, ValueError):
+        pass
+    raise FedMomError(
+        f"The schedule {getattr(value, '__name__', value)} returns {short(found)} for round"
+        f" {round_}, counted from 0. It must return a number."
+    )
 
 
 def _positive(spec: str, key: str, text: str) -> None:

@@ -25,13 +25,17 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.model_state import with_model_state
 from fedmom.algorithms.rules import mean
+from fedmom.algorithms.trial import try_method
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import init_key
 from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
+from fedmom.models import base
+from fedmom.models.adapters import example
 from fedmom.models.base import Model
-from fedmom.models.metrics import check_names
+from fedmom.models.metrics import Metric, check_names
+from fedmom.models.variables import Variables
 
 HIGHEST_SEED = 2**32 - 1
 PART_NAME = r"(?!(client|server)$)[A-Za-z][\w -]*"
@@ -156,6 +160,20 @@ class Workload:
                 f"seed is {short(self.seed)}. It must be a whole number, 0 to {HIGHEST_SEED:,}."
             )
 
+    def try_parts(self) -> None:
+        """Refuse a model or an algorithm with a function that does not return what it must.
+
+        A second call costs nothing.
+        """
+        if "tried" in self.__dict__:
+            return
+        model = self.model
+        if not all(map(_is_built_in, (model.init, model.loss, *model.metrics))):
+            base.check(model, self.data.features, example(self.data))
+        params = base.first_form(model)
+        try_method(self.algorithm, params.trained if isinstance(params, Variables) else params)
+        self.__dict__["tried"] = True
+
     @property
     def work(self) -> LocalWork:
         """The local work."""
@@ -180,6 +198,12 @@ class Workload:
             return self.method.broadcast(params, *self.method.first_states(params)[:2])
 
         return jax.eval_shape(first, self.params())
+
+
+def _is_built_in(part: Any) -> bool:
+    function = part.per_sample if isinstance(part, Metric) else part
+    inside = ("fedmom.models.built_in", "fedmom.models.losses", "fedmom.models.metrics")
+    return str(function.__module__) in inside
 
 
 def _check_kind(name: str, value: Any, kind: type, maker: str) -> None:

@@ -189,7 +189,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def call(self, spec: str, *args: Any, **values: Any) -> Any:
         """Call the function that a spec names; an error in a user's function is reported."""
         function = self.find(spec)
-        if not spec.startswith("@"):
+        if not (is_object(spec) or spec.startswith("@")):
             return function(*args, **values)
         name = split(spec)[0]
         try:
@@ -200,8 +200,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
             raise FedMomError(f"{name} failed: {_where(error)}.") from error
         if not self._fits(made):
             raise FedMomError(
-                f"{name} returns a {type(made).__name__}, and no {self.what} (CONTRIBUTING.md"
-                " shows what one is)."
+                f"{name} returns a {type(made).__name__}. It must return a {self.what};"
+                " CONTRIBUTING.md shows what one is."
             )
         return made
 

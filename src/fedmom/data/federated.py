@@ -130,12 +130,12 @@ classes>
     """
 
     name: str
-    users: Sequence[str]
+    users: Sequence[Any]
     features: Features
     arrays: dict[str, NDArray[Any]]
     train: Split
     test: Split
-    test_users: Sequence[str] | None = None
+    test_users: Sequence[Any] | None = None
     class_names: Sequence[str] | None = None
     columns: Columns | None = None
     # Of the content, where a packed store knows it. Not given with the rest, so that

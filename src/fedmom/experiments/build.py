@@ -22,7 +22,7 @@ from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import decided, defaults
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
-from fedmom.models import adapters, base
+from fedmom.models import adapters
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
@@ -129,8 +129,7 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     integers = adapters.has_integers(data)
     model, algorithm = parts(config, data.features, integers=integers)
     workload = Workload(data, model, algorithm, config.seed)
-    if "@" in config.model:  # a user's own
-        base.check(model, data.features, adapters.example(data))
+    workload.try_parts()
     _check_numbers(config, workload.work, data)
     sampler = _sampler(config.sampler)
     pace: Pace = PACES.build(config.pace, config.clients_per_round, sampler)

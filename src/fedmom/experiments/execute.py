@@ -9,6 +9,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedmom.core.arguments import short
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.files import locked
 from fedmom.core.identity import label
@@ -177,6 +180,11 @@ class _Execution:
         )
         told = [(observer, observer(event)) for observer in self._observers]
         for observer, why in told:
+            if not isinstance(why, str | bool | np.bool_ | None):
+                raise FedMomError(
+                    f"The callback {label(observer)} returns {short(why)}. It must return None, or"
+                    " True or a reason to end the run."
+                )
             if why:
                 return why if isinstance(why, str) else f"{label(observer)} ended the run."
         return ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MODELS = "char_lstm lenet5 leaf_cnn logreg mlp"
 _PLACES = {name: f"fedmom.models.built_in:{name}" for name in _MODELS.split()}
-MODELS = Registry("model", _PLACES, returns="fedmom.models.base:Model", takes=("features",))
+MODELS = Registry("model", _PLACES, takes=("features",))
 _METRICS = "accuracy auc f1 mae mse perplexity position_accuracy rmse top"
 METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
 
@@ -69,14 +69,11 @@ def _called(spec: str, features: "Features") -> object:
     """Call the function that a spec names; if a user's function fails, say how it is called."""
     try:
         return MODELS.build(spec, features)
-    except FedMomError:
-        raise
-    except Exception as error:
-        if "@" not in spec:
+    except FedMomError as error:
+        if error.__cause__ is None:
             raise
-        why = str(error).rstrip(".")
         raise FedMomError(
-            f"The function {spec}, given as the model, is called with data.features and must"
-            f" return a model or a net; it failed: {why}. One that makes a net of a key or of rngs"
+            "The function given as the model is called with data.features and must return a model"
+            f" or a net. {error} One that makes a net of a key or of rngs"
             " is given as fedmom.model(function, data)."
-        ) from error
+        ) from error.__cause__

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked, short, takes
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
+from fedmom.core.tracing import of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
@@ -129,8 +130,7 @@ def has_integers(data: FederatedData) -> bool:
 
 def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
     """Return a net of whatever library as two functions."""
-    bases = () if isinstance(net, type) else type(net).__mro__  # of a class: see _made
-    libraries = {base.__module__.partition(".")[0] for base in bases}
+    libraries = set() if isinstance(net, type) else _homes(type(net))  # of a class: see _made
     if "haiku" in libraries:
         from fedmom.models.nets import haiku
 
@@ -153,6 +153,11 @@ def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
     )
 
 
+def _homes(kind: type) -> set[str]:
+    """Return the libraries that a class and those above it are from."""
+    return {base.__module__.partition(".")[0] for base in kind.__mro__}
+
+
 def _made(make: Callable[..., Any]) -> Net:
     """Return the net that a function or class makes: nnx asks for ``rngs``, equinox for a key."""
     inside: Any = make
@@ -162,6 +167,8 @@ def _made(make: Callable[..., Any]) -> Net:
     of_class = isinstance(inside, type)
     if of_class and any(base.__module__.startswith("flax.linen") for base in inside.__mro__):
         raise FedMomError(f"{inside.__name__} is a class of linen. Give an instance of it.")
+    if of_class and not {"flax", "equinox"} & _homes(inside):
+        raise FedMomError(f"net is {short(make)}, which is not one of flax or equinox.")
     names = arguments(inside.__init__ if of_class else inside)
     if not (of_class or "rngs" in names or "key" in names or takes(make, 1)):
         raise FedMomError(
@@ -176,7 +183,7 @@ def _made(make: Callable[..., Any]) -> Net:
         from fedmom.models.nets import equinox
     except ImportError:
         raise FedMomError(
-            f"{make!r} would make an equinox module of a key, and equinox is not installed. A"
+            f"{short(make)} would make an equinox module of a key, and equinox is not installed. A"
             " function that makes an nnx module has an argument rngs; plain functions come as a"
             " pair (init, apply)."
         ) from None
@@ -202,7 +209,7 @@ def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bo
 
 
 def _model(net: Net, choice: StateChoice) -> Model:
-    params, state = jax.eval_shape(net.init, jax.random.key(0))
+    params, state = of_numbers("The net's init returns", traced(net.init, jax.random.key(0)))
     if jax.tree.leaves(state):
         return _averaged(net) if choice == "average" else _local(net, net.norms(params, state))
     if choice == "local":

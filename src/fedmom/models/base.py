@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import centred_uniform
+from fedmom.core.tracing import of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models import metrics
@@ -82,9 +83,14 @@ class Model(NamedTuple):
             One number per sample.
         """
         found = self.loss(outputs, labels)
-        if found.shape != labels.shape[:1]:
+        shape = getattr(found, "shape", None)
+        if shape is None:
             raise FedMomError(
-                f"The model's loss has shape {found.shape} for {len(labels)} samples. A loss"
+                f"The model's loss returns {short(found)}. It must return one number per sample."
+            )
+        if shape != labels.shape[:1]:
+            raise FedMomError(
+                f"The model's loss has shape {shape} for {len(labels)} samples. A loss"
                 " returns one number per sample: leave out the mean over the batch."
             )
         return found
@@ -119,10 +125,9 @@ def check(model: Model, features: Features, x: NDArray[Any]) -> None:
 size 3. Its last layer must return a number for every class.
     """
     batch = np.repeat(x, ROWS, axis=0)
-    params = _first(model)
-    _check_floats(params)
+    params = first_form(model)
     try:
-        outputs = jax.eval_shape(lambda p, x: model.apply(p, x, None), params, batch)
+        outputs = traced(lambda p, x: model.apply(p, x, None), params, batch)
     except FedMomError:
         raise
     except Exception as error:
@@ -131,27 +136,66 @@ size 3. Its last layer must return a number for every class.
             f" ({x.dtype}): {str(error).rstrip('.')}. A model's apply takes parameters, inputs and"
             " a key."
         ) from error
+    if not hasattr(outputs, "shape"):
+        raise FedMomError(
+            f"apply of the model returns {short(outputs)}. It must return an array, with a row for"
+            " every input."
+        )
     if model.loss in (cross_entropy, sequence_cross_entropy):
         _check_classes(outputs, features)
     jax.eval_shape(model.losses, outputs, _labels(features))
+    for metric in model.metrics:
+        _check_metric(metric, outputs, _labels(features))
 
 
-def _first(model: Model) -> Any:
+def first_form(model: Model) -> Any:
     """Return the shapes of the first parameters; a function that JAX cannot trace is called."""
     key = jax.random.key(0)
     try:
-        return jax.eval_shape(model.init, key)
+        found = traced(model.init, key)
     except jax.errors.JAXTypeError:
-        return model.init(key)
-
-
-def _check_floats(params: Any) -> None:
+        found = model.init(key)
+    params = of_numbers("init of the model returns", found)
     trained = params.trained if isinstance(params, Variables) else params
+    if not jax.tree.leaves(trained):
+        raise FedMomError(
+            f"init of the model returns {short(found)}. It must return parameters, which are"
+            " trained: an array, or lists, tuples and dicts of arrays."
+        )
     for path, leaf in jax.tree_util.tree_leaves_with_path(trained):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise FedMomError(
                 f"The model's parameter{jax.tree_util.keystr(path)} is {leaf.dtype}. Parameters"
                 " are trained, so they must be floats."
+            )
+    return params
+
+
+def _check_metric(metric: Metric, outputs: Any, labels: NDArray[Any]) -> None:
+    """Refuse a metric of the user's own that does not return a number, or a row, per sample."""
+    found = traced(metric.per_sample, outputs, labels)
+    shape = getattr(found, "shape", ())
+    if shape[:1] != (ROWS,) or len(shape) > 2 or found.dtype.kind not in "biuf":
+        raise FedMomError(
+            f"The metric {metric.name} returns {short(found)} for {ROWS} samples. It must return"
+            " one number per sample, or one row of numbers."
+        )
+    if metric.value is None:
+        if len(shape) > 1:
+            raise FedMomError(
+                f"The metric {metric.name} returns a row of numbers for a sample, and has no value:"
+                " a function that makes a number of the sums of such rows."
+            )
+        return
+    for sums in (np.ones((ROWS, *shape[1:])), np.ones(shape[1:])):
+        value = metric.value(sums)
+        if (
+            getattr(np.asarray(value, object), "shape", None)
+            != sums.shape[: sums.ndim - len(shape[1:])]
+        ):
+            raise FedMomError(
+                f"value of the metric {metric.name} returns {short(value)} for sums of shape"
+                f" {sums.shape}. It must return one number for every row."
             )
 
 

@@ -30,6 +30,7 @@ class Simulated:
     runs_method = True
 
     def __init__(self, workload: Workload, scorer: Scorer) -> None:
+        workload.try_parts()
         self.workload, self._scorer = workload, scorer
         self._data, self._work = workload.data, workload.work
         self._client = workload.method.client

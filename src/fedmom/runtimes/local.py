@@ -214,7 +214,7 @@ class LocalRuntime(Simulated):
 
     def _product(self, broadcast: Any, tasks: Part) -> int:
         """Return parameters x samples x steps of the longest client."""
-        self._sent = self._sent or sum(leaf.size for leaf in jax.tree.leaves(broadcast))
+        self._sent = self._sent or sum(map(np.size, jax.tree.leaves(broadcast)))
         samples = max(task.steps * (self._work.batch_size or task.size) for task in tasks)
         return self._sent * int(samples)
 

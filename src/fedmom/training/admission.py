@@ -1,5 +1,6 @@
 """Which replies count: who was asked, and what makes a reply unusable."""
 
+import math
 from collections.abc import Set
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.forms import Form
-from fedmom.core.errors import BadReplyError, DivergedError
+from fedmom.core.arguments import short
+from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+from fedmom.core.tracing import one_number
 from fedmom.runtimes.base import Block, Failure, Runtime
 from fedmom.runtimes.sums import finite_rows, norms_of
 from fedmom.training.pace import Pace
@@ -170,13 +173,13 @@ class Admission:
         if not self._pace.keeps_late:  # also within a block, those after enough are dropped
             counts = np.where(keep, members, 0)
             before = self.replies + np.cumsum(counts) - counts
-            keep &= [not self._pace.enough(number) for number in before.tolist()]
+            keep &= [not self.enough(number) for number in before.tolist()]
         self.replies += int(members[keep].sum())
         return Admitted(members, keep, factor)
 
     def _factor(self, block: Block, round_: int) -> float:
         """Return the weight of a block for its age; 0: it does not count."""
-        factor = self._pace.weight(round_ - block.version) if block.version <= round_ else 0.0
+        factor = self._weight(round_ - block.version) if block.version <= round_ else 0.0
         if factor > 0:
             return factor
         reason = f"it trained the model of round {block.version}, not of {round_}"
@@ -186,6 +189,22 @@ class Admission:
         else:  # late is not bad: it does not stop a run
             self.rejected += rejected
         return 0.0
+
+    def enough(self, replies: int) -> bool:
+        """Return whether the pace has enough replies for a step."""
+        found = self._pace.enough(replies)
+        if not isinstance(found, bool | np.bool_):
+            raise FedMomError(
+                f"enough of the pace returns {short(found)}. It must be True or False."
+            )
+        return bool(found)
+
+    def _weight(self, staleness: int) -> float:
+        found = self._pace.weight(staleness)
+        one_number("weight of the pace returns", found)
+        if not 0 <= found < math.inf:
+            raise FedMomError(f"weight of the pace returns {found}. It must be at least 0.")
+        return found
 
     def _usable(self, block: Block, members: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return the rows whose clients may answer, and note that they have."""

@@ -353,7 +353,7 @@ class _Rounds:
                 self._ahead = None
             if admitted is not None:
                 collected.add(answer, admitted)
-            if self._pace.enough(self._admission.replies):
+            if self._admission.enough(self._admission.replies):
                 break
         if not self._pace.keeps_late:
             self._runtime.cancel()

@@ -196,7 +196,10 @@ def _without_replacement(rng: np.random.Generator, clients: int, size: int) -> C
 
 def checked_cohort(drawn: Any, round_: int, clients: int) -> Cohort:
     """Return what a sampler drew for a round as an array; refuse what is not a cohort."""
-    found = np.asarray(drawn)
+    try:
+        found = np.asarray(drawn)
+    except ValueError:  # lists of several lengths
+        found = np.array(None)
     whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
     names = set(found.tolist()) if whole else {-1}
     if len(names) < found.size or not all(0 <= name < clients for name in names):
