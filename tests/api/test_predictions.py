@@ -128,6 +128,18 @@ def test_bytes_are_scaled_as_in_training(folder, shape):
             run.outputs(other)
 
 
+def test_names_of_columns_may_be_of_any_type_but_not_twice(folder, table_run, frame):
+    y = np.arange(6) % 2
+    for number, names in enumerate([[0, 1.5], [("a", "b"), ("a", "c")]]):
+        x = pd.DataFrame(np.random.default_rng(number).normal(size=(6, 2)), columns=names)
+        data = fedmom.from_dataframe(x.assign(y=y), label="y", partition="iid:clients=2")
+        run = fedmom.run(data, "logreg", rounds=2, out=folder / f"names{number}", **TASK)
+        expected = run.outputs(x.to_numpy())
+        np.testing.assert_array_equal(run.outputs(x[names[::-1]]), expected)
+    with pytest.raises(FedMomError, match="two columns called 'u'"):
+        table_run.predict(frame[["u", "u", "age", "w"]])
+
+
 def test_whole_numbers_stay_whole(folder):
     x = np.random.default_rng(1).integers(-9, 1000, (40, 3))
     data = fedmom.from_arrays(x, np.arange(40) % 2, partition="iid:clients=4")

@@ -3,6 +3,7 @@
 ``inputs_for`` takes arrays, lists, tables and texts; ``conformed`` takes a whole dataset.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -157,6 +158,8 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     table = table_of(frame, "x")
     if not table.rows:
         raise FedMomError("x has no rows.")
+    if twice := [name for name, count in Counter(table.columns).items() if count > 1]:
+        raise FedMomError(f"x has two columns called {twice[0]!r}. Rename one.")
     if schema.columns is None:
         say("The model was trained on data whose columns have no names: they are taken in order.")
         names = list(table.columns)

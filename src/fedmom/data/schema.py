@@ -7,7 +7,6 @@ and bytes are scaled as they were in training.
 
 import difflib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -279,8 +278,6 @@ def matched_columns(wanted: Columns, here: Sequence[str], kinds: dict[str, str],
             f"{what} has the column {listed(extra)}, which the model was not trained on. Leave it"
             f" out: the inputs are {listed(names)}."
         )
-    if twice := [name for name, count in Counter(here).items() if count > 1]:
-        raise FedMomError(f"{what} has two columns called {twice[0]!r}. Rename one.")
     for name, kind in wanted.inputs:
         if kinds.get(name, kind) != kind:
             raise FedMomError(
