@@ -47,6 +47,7 @@ class _Results:
     def _finish(self, console: Console, **how: Any) -> None:
         raise NotImplementedError
 
+    @checked
     def resume(
         self,
         *,
@@ -79,6 +80,7 @@ class _Results:
         """
         return _image(as_groups(self._by_name()))
 
+    @checked
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page about the results.
 
@@ -239,7 +241,7 @@ class Run(_Results):
         return path
 
     def _by_name(self) -> dict[str, Result]:
-        return {self.result.config.algorithm: self.result}
+        return {self.result.label: self.result}
 
     def _finish(self, console: Console, **how: Any) -> None:
         self._forget()
@@ -267,7 +269,7 @@ class Run(_Results):
     def __repr__(self) -> str:
         config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
-        return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
+        return f"<Run {self.path}: {self.result.label}, {self.status}, {place}>"
 
 
 @checked_class

@@ -13,7 +13,7 @@ from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
-from fedmom.experiments import object_names
+from fedmom.experiments import decided, object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
 STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
@@ -100,17 +100,25 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     data_now = facts(data)
     if data_before == data_now:  # wherever it lies by now
         before.pop("data", None)
-    settings = _settings(config)
+    settings, code = _settings(config), _code(config)
+    if not code_before and "@" in config.algorithm + config.aggregate:
+        # An earlier version's, which did not record what objects decide.
+        before = {key: before[key] for key in before.keys() - decided.settings(config).keys()}
     pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
     pairs += [(f"{key} of the data", data_before.get(key), data_now[key]) for key in data_now]
-    code = _code(config)
     if code_before.get(PYTHON) == code[PYTHON]:  # each compiles to other code
         pairs += [(key, code_before[key], code[key]) for key in code if key in code_before]
-    if (schema := _schema(path)) is not None:
-        form_before, form = schema.facts(), Schema.of(data).facts()
-        both = [key for key in form if None not in (form_before[key], form[key])]
-        pairs += [(f"{key} of the data", form_before[key], form[key]) for key in both]
+    pairs += _forms(path, data)
     return [_clause(name, a, b) for name, a, b in pairs if a != b]
+
+
+def _forms(path: Path, data: FederatedData) -> list[tuple[str, Any, Any]]:
+    """Return what the form of the data was and is, where both are known."""
+    if (schema := _schema(path)) is None:
+        return []
+    before, now = schema.facts(), Schema.of(data).facts()
+    both = [key for key in now if None not in (before[key], now[key])]
+    return [(f"{key} of the data", before[key], now[key]) for key in both]
 
 
 def _clause(name: str, before: Any, now: Any) -> str:
