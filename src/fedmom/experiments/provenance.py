@@ -46,6 +46,12 @@ def trained_on(path: Path, data: FederatedData, say: Say) -> Schema:
         say: Told if that is not what it was.
     """
     if (found := _schema(path)) is not None:
+        kind, shape = data.features[:2]
+        if (found.kind, found.shape) != (kind, shape):
+            raise FedMomError(
+                f"{path / SCHEMA} has {found.kind} inputs of shape {found.shape}, and the data has"
+                f" {kind} inputs of shape {shape}. Restore the data that the run was started with."
+            )
         return found
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
         if dict(parse_json(read_file(path / STARTED))["data"]) != facts(data):
