@@ -63,6 +63,17 @@ def test_columns_of_a_frame_are_matched_by_name(table_run, frame):
     np.testing.assert_allclose(table_run.outputs(shares), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_columns_of_labels_and_clients_may_be_there(folder, frame):
+    owned = frame.assign(who=np.arange(300) % 4)
+    data = fedmom.from_dataframe(owned, label="y", client="who")
+    run = fedmom.run(data, rounds=5, out=folder / "owned", **TASK)
+    run.data = data
+    expected = (run.predict(frame[COLUMNS]) == frame.y).mean()
+    assert (run.predict(owned) == frame.y).mean() == expected
+    owned[["who", "w", "y", "u", "age"]].to_csv(folder / "owned.csv", index=False)
+    assert f"{expected:.1%} of 300 labels" in predicted(run, folder / "owned.csv")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def encoded(schema: Schema, text: str, what: str) -> NDArray[np.int32]:
             "The data that the model was trained on does not name its characters. Give their"
             " numbers."
         )
-    places = {symbol: place for place, symbol in enumerate(symbols)}
+    places = _places(symbols)
     for place, character in enumerate(text):
         if character not in places:
             raise FedMomError(
@@ -71,6 +72,11 @@ def encoded(schema: Schema, text: str, what: str) -> NDArray[np.int32]:
                 f" characters that the model was trained on: {short(''.join(symbols))}."
             )
     return np.array([places[character] for character in text], np.int32)
+
+
+@lru_cache(maxsize=8)
+def _places(symbols: tuple[str, ...]) -> dict[str, int]:
+    return {symbol: place for place, symbol in enumerate(symbols)}
 
 
 def conformed(data: FederatedData, schema: Schema) -> FederatedData:
@@ -93,14 +99,17 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
     x = data.arrays["x"]
     if schema.columns and given.columns:
         here = [column.name for column in given.columns.inputs]
-        matched_columns(schema.columns, here, dict(given.columns.inputs), name)
-        order = [here.index(column.name) for column in schema.columns.inputs]
-        x = x if order == sorted(order) else x[:, order]
+        order = matched_columns(schema.columns, here, dict(given.columns.inputs), name)
+        if order != list(range(len(here))):
+            x = x[:, order]
+            given = given.model_copy(update={"shape": x.shape[1:]})
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
         x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
-    found = data if x is data.arrays["x"] else replace(data, arrays={**data.arrays, "x": x})
-    return _labels_in_order(found, schema)
+    if x is not data.arrays["x"]:
+        features = data.features._replace(shape=schema.shape)
+        data = replace(data, features=features, arrays={**data.arrays, "x": x})
+    return _labels_in_order(data, schema)
 
 
 def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
@@ -164,10 +173,8 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
         say("The model was trained on data whose columns have no names: they are taken in order.")
         names = list(table.columns)
     else:
-        known = {*schema.columns.label, *schema.columns.others}
-        names = [column.name for column in schema.columns.inputs]
-        here = [name for name in table.columns if name in names or name not in known]
-        matched_columns(schema.columns, here, {}, "x")
+        places = matched_columns(schema.columns, table.columns, {}, "x")
+        names = [table.columns[place] for place in places]
     x, columns = table_inputs(table, names)
     if schema.columns is not None:
         matched_columns(schema.columns, names, dict(columns), "x")

@@ -254,22 +254,28 @@ def check_columns(columns: Columns, shape: tuple[int, ...]) -> None:
         raise FedMomError(f"{len(inputs)} columns do not make inputs of shape {shape}")
 
 
-def matched_columns(wanted: Columns, here: Sequence[str], kinds: dict[str, str], what: str) -> None:
-    """Refuse a table that does not have the columns that a model was trained on.
+def matched_columns(
+    wanted: Columns, here: Sequence[str], kinds: Mapping[str, str], what: str
+) -> list[int]:
+    """Return where the columns that a model was trained on are in a table.
+
+    Columns called as those of labels or clients were may be there, too.
 
     Args:
         wanted: The columns in training.
-        here: The columns of the table's inputs.
+        here: The columns of the table.
         kinds: What the columns hold, where that is known already.
         what: What the table is called.
     """
     names = [column.name for column in wanted.inputs]
-    missing = [name for name in names if name not in here]
-    extra = [name for name in here if name not in names]
+    places = {name: place for place, name in enumerate(here)}
+    known = {*names, *wanted.label, *wanted.others}
+    missing = [name for name in names if name not in places]
+    extra = [name for name in here if name not in known]
     if missing:
-        close = difflib.get_close_matches(missing[0].lower(), [n.lower() for n in extra], n=1)
-        like = next((name for name in extra if close and name.lower() == close[0]), None)
-        hint = "" if like is None else f" Did you mean {like!r}? Rename it."
+        lowered = {name.lower(): name for name in extra}
+        close = difflib.get_close_matches(missing[0].lower(), lowered, n=1)
+        hint = f" Did you mean {lowered[close[0]]!r}? Rename it." if close else ""
         raise FedMomError(
             f"{what} has no column {listed(missing)}, which the model was trained on.{hint}"
         )
@@ -284,6 +290,7 @@ def matched_columns(wanted: Columns, here: Sequence[str], kinds: dict[str, str],
                 f"{what}: column {name!r} holds {_HOLDS[kinds[name]]}, and in training it held"
                 f" {_HOLDS[kind]}. Change its type."
             )
+    return [places[name] for name in names]
 
 
 _HOLDS = {
