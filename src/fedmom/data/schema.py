@@ -152,6 +152,8 @@ class Schema(BaseModel):
                 allowed = "from 0 to 1, as the model was trained on bytes divided by 255"
                 self._refuse(what, (x < 0) | (x > 1), x, allowed)
                 return x
+            if x.dtype == np.uint8:
+                return x
             wrong = (x < 0) | (x > BYTES) | (x != np.rint(x))
             self._refuse(what, wrong, x, "a whole number from 0 to 255, as in training")
             return x.astype(np.uint8)
