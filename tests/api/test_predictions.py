@@ -199,6 +199,13 @@ def test_renamed_columns_are_another_data(frame, folder):
     assert fedmom.resume(run.path, data=data, progress=False).status == "finished"
 
 
+def test_a_schema_that_could_not_be_read_back_is_refused_before_the_run(folder, monkeypatch):
+    monkeypatch.setattr("fedmom.experiments.provenance.LARGEST", 100)
+    with pytest.raises(FedMomError, match="names of columns and classes of synthetic take"):
+        fedmom.run("synthetic:clients=4", rounds=1, out=folder / "large", **TASK)
+    assert not (folder / "large").exists()
+
+
 def test_an_exported_model_has_its_schema(table_run, folder):
     made = table_run.export(folder / "exported")
     assert (made / "schema.json").read_bytes() == (table_run.path / "schema.json").read_bytes()
