@@ -151,6 +151,18 @@ def test_names_of_columns_may_be_of_any_type_but_not_twice(folder, table_run, fr
         table_run.predict(frame[["u", "u", "age", "w"]])
 
 
+def test_bytes_are_no_floats_unless_columns_have_names(table_run, folder, frame):
+    whole = frame[COLUMNS].mul(9).abs().astype(np.uint8)
+    np.testing.assert_array_equal(table_run.outputs(whole), table_run.outputs(whole.astype(float)))
+    data = fedmom.from_arrays(frame[COLUMNS], frame.y, partition="iid:clients=4")
+    run = fedmom.run(data, rounds=1, out=folder / "nameless", **TASK)
+    run.data = data
+    whole.assign(y=frame.y).to_parquet(folder / "whole.parquet")
+    assert "x / 255" in predicted(run, folder / "whole.parquet")
+    with pytest.warns(UserWarning, match="no names"), pytest.raises(FedMomError, match="x / 255"):
+        run.outputs(whole)
+
+
 def test_whole_numbers_stay_whole(folder):
     x = np.random.default_rng(1).integers(-9, 1000, (40, 3))
     data = fedmom.from_arrays(x, np.arange(40) % 2, partition="iid:clients=4")

@@ -122,6 +122,21 @@ def test_types_of_devices_have_one_form(dtypes, form):
         assert mine.dtype == schema.dtype
 
 
+def test_several_labels_of_devices_are_in_one_order():
+    frame = table("ann", ["no"]).assign(a=[0.5, 1] * 6, b=range(12)).drop(columns=["y", "flag"])
+    own = frame.drop(columns="who")
+    one = fedmom.from_dataframe(frame, client="who", label=["a", "b"], task="regression")
+    other, third = (
+        fedmom.from_dataframe(own, partition="iid:clients=1", label=names, task="regression")
+        for names in (["b", "a"], ["a", "w"])
+    )
+    schema = common(schemas(one, other))
+    mine = relabelled(conformed(other, schema), schema)
+    assert sorted(mine.arrays["y"].tolist()) == sorted(one.arrays["y"].tolist())
+    with pytest.raises(FedMomError, match="has no column 'w'"):
+        common(schemas(one, third))
+
+
 def labelled(y):
     return fedmom.from_arrays(np.zeros((len(y), 1)), y, ["a"] * len(y))
 

@@ -97,15 +97,17 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
     if given.kind != schema.kind:
         _check_shape(given, schema, name)
     x = data.arrays["x"]
-    if schema.columns and given.columns:
-        here = [column.name for column in given.columns.inputs]
-        order = matched_columns(schema.columns, here, dict(given.columns.inputs), name)
+    wanted, named = schema.columns, given.columns
+    if wanted is not None and named is not None:
+        here = [column.name for column in named.inputs]
+        order = matched_columns(wanted, here, dict(named.inputs), name)
         if order != list(range(len(here))):
             x = x[:, order]
             given = given.model_copy(update={"shape": x.shape[1:]})
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
-        x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
+        in_table = None not in (wanted, named)
+        x = schema.stored(x, f"{name}, rows by client", in_table=in_table)
     if x is not data.arrays["x"]:
         features = data.features._replace(shape=schema.shape)
         data = replace(data, features=features, arrays={**data.arrays, "x": x})
@@ -123,8 +125,8 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
     if given.task != schema.task:
         raise FedMomError(f"{data.name} is for {given.task}, and the model for {schema.task}.")
     if schema.task in ("multilabel", "regression"):
-        several = given.columns is not None and len(given.columns.label) > 1
-        if given.classes != schema.classes or (several and given.columns != schema.columns):
+        labels, wanted = (s.columns.label if s.columns else () for s in (given, schema))
+        if given.classes != schema.classes or (len(wanted) > 1 and labels != wanted):
             raise FedMomError(
                 f"{data.name} has other labels than the {schema.classes} that the model has."
             )
@@ -179,7 +181,7 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     if schema.columns is not None:
         matched_columns(schema.columns, names, dict(columns), "x")
     _check_rows(schema, x, x.shape)
-    return schema.scaled(x, "x", in_table=True)
+    return schema.scaled(x, "x", in_table=schema.columns is not None)
 
 
 def _texts(x: Any) -> Sequence[str] | None:
