@@ -63,6 +63,17 @@ def test_columns_of_a_frame_are_matched_by_name(table_run, frame):
     np.testing.assert_allclose(table_run.outputs(shares), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_columns_of_labels_and_clients_may_be_there(folder, frame):
+    owned = frame.assign(who=np.arange(300) % 4)
+    data = fedmom.from_dataframe(owned, label="y", client="who")
+    run = fedmom.run(data, rounds=5, out=folder / "owned", **TASK)
+    run.data = data
+    expected = (run.predict(frame[COLUMNS]) == frame.y).mean()
+    assert (run.predict(owned) == frame.y).mean() == expected
+    owned[["who", "w", "y", "u", "age"]].to_csv(folder / "owned.csv", index=False)
+    assert f"{expected:.1%} of 300 labels" in predicted(run, folder / "owned.csv")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -128,6 +139,30 @@ def test_bytes_are_scaled_as_in_training(folder, shape):
             run.outputs(other)
 
 
+def test_names_of_columns_may_be_of_any_type_but_not_twice(folder, table_run, frame):
+    y = np.arange(6) % 2
+    for number, names in enumerate([[0, 1.5], [("a", "b"), ("a", "c")]]):
+        x = pd.DataFrame(np.random.default_rng(number).normal(size=(6, 2)), columns=names)
+        data = fedmom.from_dataframe(x.assign(y=y), label="y", partition="iid:clients=2")
+        run = fedmom.run(data, "logreg", rounds=2, out=folder / f"names{number}", **TASK)
+        expected = run.outputs(x.to_numpy())
+        np.testing.assert_array_equal(run.outputs(x[names[::-1]]), expected)
+    with pytest.raises(FedMomError, match="two columns called 'u'"):
+        table_run.predict(frame[["u", "u", "age", "w"]])
+
+
+def test_bytes_are_no_floats_unless_columns_have_names(table_run, folder, frame):
+    whole = frame[COLUMNS].mul(9).abs().astype(np.uint8)
+    np.testing.assert_array_equal(table_run.outputs(whole), table_run.outputs(whole.astype(float)))
+    data = fedmom.from_arrays(frame[COLUMNS], frame.y, partition="iid:clients=4")
+    run = fedmom.run(data, rounds=1, out=folder / "nameless", **TASK)
+    run.data = data
+    whole.assign(y=frame.y).to_parquet(folder / "whole.parquet")
+    assert "x / 255" in predicted(run, folder / "whole.parquet")
+    with pytest.warns(UserWarning, match="no names"), pytest.raises(FedMomError, match="x / 255"):
+        run.outputs(whole)
+
+
 def test_whole_numbers_stay_whole(folder):
     x = np.random.default_rng(1).integers(-9, 1000, (40, 3))
     data = fedmom.from_arrays(x, np.arange(40) % 2, partition="iid:clients=4")
@@ -174,6 +209,13 @@ def test_renamed_columns_are_another_data(frame, folder):
     with pytest.raises(FedMomError, match="columns of the data was u, age, w and is v, age, w"):
         fedmom.resume(run.path, data=other, progress=False)
     assert fedmom.resume(run.path, data=data, progress=False).status == "finished"
+
+
+def test_a_schema_that_could_not_be_read_back_is_refused_before_the_run(folder, monkeypatch):
+    monkeypatch.setattr("fedmom.experiments.provenance.LARGEST", 100)
+    with pytest.raises(FedMomError, match="names of columns and classes of synthetic take"):
+        fedmom.run("synthetic:clients=4", rounds=1, out=folder / "large", **TASK)
+    assert not (folder / "large").exists()
 
 
 def test_an_exported_model_has_its_schema(table_run, folder):

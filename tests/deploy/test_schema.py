@@ -1,5 +1,6 @@
 """Devices whose data is alike but not in one order: trained as if it were, or refused."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,8 @@ import fedmom
 from fedmom.core.errors import FedMomError
 from fedmom.data.given import conformed, relabelled
 from fedmom.data.schema import Schema, common
+from fedmom.experiments.build import prepare
+from fedmom.experiments.settings import parse
 from fedmom.flower.device import open_client
 from fedmom.flower.server import train
 from fedmom.runtimes.devices.client import Owner, answer
@@ -119,6 +122,21 @@ def test_types_of_devices_have_one_form(dtypes, form):
         assert mine.dtype == schema.dtype
 
 
+def test_several_labels_of_devices_are_in_one_order():
+    frame = table("ann", ["no"]).assign(a=[0.5, 1] * 6, b=range(12)).drop(columns=["y", "flag"])
+    own = frame.drop(columns="who")
+    one = fedmom.from_dataframe(frame, client="who", label=["a", "b"], task="regression")
+    other, third = (
+        fedmom.from_dataframe(own, partition="iid:clients=1", label=names, task="regression")
+        for names in (["b", "a"], ["a", "w"])
+    )
+    schema = common(schemas(one, other))
+    mine = relabelled(conformed(other, schema), schema)
+    assert sorted(mine.arrays["y"].tolist()) == sorted(one.arrays["y"].tolist())
+    with pytest.raises(FedMomError, match="has no column 'w'"):
+        common(schemas(one, third))
+
+
 def labelled(y):
     return fedmom.from_arrays(np.zeros((len(y), 1)), y, ["a"] * len(y))
 
@@ -146,3 +164,20 @@ def test_labels_that_the_run_does_not_have_are_refused():
     one, other = (read(table("ann", labels)) for labels in (["no", "yes"], ["no", "on"]))
     with pytest.raises(FedMomError, match="has the class 'on', which the model does not have"):
         relabelled(other, Schema.of(one))
+
+
+def test_a_device_compares_its_data_with_the_run(tmp_path):
+    """It may have changed since the device was met; runs of earlier versions tell features only."""
+    data = fedmom.from_arrays(np.eye(4), [0, 1, 2, 1], ["a"] * 4)
+    config = prepare(parse({"model": "logreg", "clients-per-round": 1}), data).config
+    settings = config.model_dump_json(by_alias=True, exclude_none=True)
+    task = {"settings": settings, "client": 0, "run": "abcdef12"}
+    features = json.dumps(data.features._replace(classes=5))
+    old = open_client(task | {"features": features}, data, tmp_path).workload.data
+    assert (old.features.classes, old.arrays["x"].tolist()) == (5, np.eye(4).tolist())
+    for other in (data.features._replace(shape=(3,)), data.features._replace(classes=2)):
+        with pytest.raises(FedMomError, match="The run is about"):
+            open_client(task | {"features": json.dumps(other)}, data, tmp_path)
+    schema = Schema.of(read(table("ann", ["no", "yes"]))).to_json().decode()
+    with pytest.raises(FedMomError, match=r"arrays has vector inputs of shape \(4,\), but the"):
+        open_client(task | {"schema": schema}, data, tmp_path)

@@ -31,6 +31,11 @@ def events(*rows):
 FILES = {  # which are written over
     **{f"deep {name}": {name: DEEP} for name in ("versions.json", "stopped.json", "started.json")},
     **{f"deep {name}": {name: DEEP} for name in ("theory.json", "devices.json", "creation.json")},
+    "deep schema.json": {"schema.json": DEEP},
+    "a schema of other types": {"schema.json": '{"kind": {}, "shape": 5, "columns": {"a": [[]]}}'},
+    "a schema of other data": {
+        "schema.json": '{"kind": "text", "shape": [2147483647, 2], "dtype": "int32", "classes": 1}'
+    },
     "deep checkpoint": {"checkpoint/checkpoint.json": DEEP, "checkpoint/previous.json": DEEP},
     "deep line": {"rounds.jsonl": f"{DEEP}\n"},
     "versions are a list": {"versions.json": "[1]"},
@@ -68,7 +73,14 @@ SETTINGS = {  # of config.toml, which are replaced
     "a pace that is none": ('pace = "synchronous', 'pace = "@builtins.print'),
     "a schedule that is none": ("lr = 0.01", 'lr = "@builtins.dict"'),
 }
-PLACES = ("config.toml", "rounds.jsonl", "evals.jsonl", "versions.json", "started.json")
+PLACES = (
+    "config.toml",
+    "rounds.jsonl",
+    "evals.jsonl",
+    "versions.json",
+    "started.json",
+    "schema.json",
+)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     trained, data = _opened(run, "predict(x)"), load(source)
     named = [columns is not None for columns in (trained.schema.columns, data.columns)]
     data = conformed(data, trained.schema)
-    if named[0] != named[1]:
+    if named[0] != named[1] and trained.schema.kind == "vector":
         which = "training" if named[1] else "new"
         OUT.print(f"The columns of the {which} data have no names: they are taken in their order.")
     splits = ["train", "test"] if split == "all" else [split]

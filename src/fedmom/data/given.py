@@ -3,8 +3,10 @@
 ``inputs_for`` takes arrays, lists, tables and texts; ``conformed`` takes a whole dataset.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ def encoded(schema: Schema, text: str, what: str) -> NDArray[np.int32]:
             "The data that the model was trained on does not name its characters. Give their"
             " numbers."
         )
-    places = {symbol: place for place, symbol in enumerate(symbols)}
+    places = _places(symbols)
     for place, character in enumerate(text):
         if character not in places:
             raise FedMomError(
@@ -70,6 +72,11 @@ def encoded(schema: Schema, text: str, what: str) -> NDArray[np.int32]:
                 f" characters that the model was trained on: {short(''.join(symbols))}."
             )
     return np.array([places[character] for character in text], np.int32)
+
+
+@lru_cache(maxsize=8)
+def _places(symbols: tuple[str, ...]) -> dict[str, int]:
+    return {symbol: place for place, symbol in enumerate(symbols)}
 
 
 def conformed(data: FederatedData, schema: Schema) -> FederatedData:
@@ -90,16 +97,21 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
     if given.kind != schema.kind:
         _check_shape(given, schema, name)
     x = data.arrays["x"]
-    if schema.columns and given.columns:
-        here = [column.name for column in given.columns.inputs]
-        matched_columns(schema.columns, here, dict(given.columns.inputs), name)
-        order = [here.index(column.name) for column in schema.columns.inputs]
-        x = x if order == sorted(order) else x[:, order]
+    wanted, named = schema.columns, given.columns
+    if wanted is not None and named is not None:
+        here = [column.name for column in named.inputs]
+        order = matched_columns(wanted, here, dict(named.inputs), name)
+        if order != list(range(len(here))):
+            x = x[:, order]
+            given = given.model_copy(update={"shape": x.shape[1:]})
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
-        x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
-    found = data if x is data.arrays["x"] else replace(data, arrays={**data.arrays, "x": x})
-    return _labels_in_order(found, schema)
+        in_table = None not in (wanted, named)
+        x = schema.stored(x, f"{name}, rows by client", in_table=in_table)
+    if x is not data.arrays["x"]:
+        features = data.features._replace(shape=schema.shape)
+        data = replace(data, features=features, arrays={**data.arrays, "x": x})
+    return _labels_in_order(data, schema)
 
 
 def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
@@ -113,8 +125,8 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
     if given.task != schema.task:
         raise FedMomError(f"{data.name} is for {given.task}, and the model for {schema.task}.")
     if schema.task in ("multilabel", "regression"):
-        several = given.columns is not None and len(given.columns.label) > 1
-        if given.classes != schema.classes or (several and given.columns != schema.columns):
+        labels, wanted = (s.columns.label if s.columns else () for s in (given, schema))
+        if given.classes != schema.classes or (len(wanted) > 1 and labels != wanted):
             raise FedMomError(
                 f"{data.name} has other labels than the {schema.classes} that the model has."
             )
@@ -157,19 +169,19 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     table = table_of(frame, "x")
     if not table.rows:
         raise FedMomError("x has no rows.")
+    if twice := [name for name, count in Counter(table.columns).items() if count > 1]:
+        raise FedMomError(f"x has two columns called {twice[0]!r}. Rename one.")
     if schema.columns is None:
         say("The model was trained on data whose columns have no names: they are taken in order.")
         names = list(table.columns)
     else:
-        known = {*schema.columns.label, *schema.columns.others}
-        names = [column.name for column in schema.columns.inputs]
-        here = [name for name in table.columns if name in names or name not in known]
-        matched_columns(schema.columns, here, {}, "x")
+        places = matched_columns(schema.columns, table.columns, {}, "x")
+        names = [table.columns[place] for place in places]
     x, columns = table_inputs(table, names)
     if schema.columns is not None:
         matched_columns(schema.columns, names, dict(columns), "x")
     _check_rows(schema, x, x.shape)
-    return schema.scaled(x, "x", in_table=True)
+    return schema.scaled(x, "x", in_table=schema.columns is not None)
 
 
 def _texts(x: Any) -> Sequence[str] | None:

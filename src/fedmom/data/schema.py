@@ -7,7 +7,6 @@ and bytes are scaled as they were in training.
 
 import difflib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -153,6 +152,8 @@ class Schema(BaseModel):
                 allowed = "from 0 to 1, as the model was trained on bytes divided by 255"
                 self._refuse(what, (x < 0) | (x > 1), x, allowed)
                 return x
+            if x.dtype == np.uint8:
+                return x
             wrong = (x < 0) | (x > BYTES) | (x != np.rint(x))
             self._refuse(what, wrong, x, "a whole number from 0 to 255, as in training")
             return x.astype(np.uint8)
@@ -255,22 +256,28 @@ def check_columns(columns: Columns, shape: tuple[int, ...]) -> None:
         raise FedMomError(f"{len(inputs)} columns do not make inputs of shape {shape}")
 
 
-def matched_columns(wanted: Columns, here: Sequence[str], kinds: dict[str, str], what: str) -> None:
-    """Refuse a table that does not have the columns that a model was trained on.
+def matched_columns(
+    wanted: Columns, here: Sequence[str], kinds: Mapping[str, str], what: str
+) -> list[int]:
+    """Return where the columns that a model was trained on are in a table.
+
+    Columns called as those of labels or clients were may be there, too.
 
     Args:
         wanted: The columns in training.
-        here: The columns of the table's inputs.
+        here: The columns of the table.
         kinds: What the columns hold, where that is known already.
         what: What the table is called.
     """
     names = [column.name for column in wanted.inputs]
-    missing = [name for name in names if name not in here]
-    extra = [name for name in here if name not in names]
+    places = {name: place for place, name in enumerate(here)}
+    known = {*names, *wanted.label, *wanted.others}
+    missing = [name for name in names if name not in places]
+    extra = [name for name in here if name not in known]
     if missing:
-        close = difflib.get_close_matches(missing[0].lower(), [n.lower() for n in extra], n=1)
-        like = next((name for name in extra if close and name.lower() == close[0]), None)
-        hint = "" if like is None else f" Did you mean {like!r}? Rename it."
+        lowered = {name.lower(): name for name in extra}
+        close = difflib.get_close_matches(missing[0].lower(), lowered, n=1)
+        hint = f" Did you mean {lowered[close[0]]!r}? Rename it." if close else ""
         raise FedMomError(
             f"{what} has no column {listed(missing)}, which the model was trained on.{hint}"
         )
@@ -279,14 +286,13 @@ def matched_columns(wanted: Columns, here: Sequence[str], kinds: dict[str, str],
             f"{what} has the column {listed(extra)}, which the model was not trained on. Leave it"
             f" out: the inputs are {listed(names)}."
         )
-    if twice := [name for name, count in Counter(here).items() if count > 1]:
-        raise FedMomError(f"{what} has two columns called {twice[0]!r}. Rename one.")
     for name, kind in wanted.inputs:
         if kinds.get(name, kind) != kind:
             raise FedMomError(
                 f"{what}: column {name!r} holds {_HOLDS[kinds[name]]}, and in training it held"
                 f" {_HOLDS[kind]}. Change its type."
             )
+    return [places[name] for name in names]
 
 
 _HOLDS = {

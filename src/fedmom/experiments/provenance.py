@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
+from fedmom.core.files import LARGEST, append_synced, parse_json, read_file, write_atomic
 from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.schema import Schema
@@ -31,7 +31,13 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
         data: Its data.
     """
     fact = {"settings": _settings(config), "data": facts(data), "code": _code(config)}
-    write_atomic(path / SCHEMA, Schema.of(data).to_json())
+    schema = Schema.of(data).to_json()
+    if len(schema) > LARGEST:  # it could not be read back
+        raise FedMomError(
+            f"The names of columns and classes of {data.name} take {len(schema):,} bytes. They must"
+            f" take at most {LARGEST:,}: give shorter names, or numbers."
+        )
+    write_atomic(path / SCHEMA, schema)
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
 
 
@@ -46,6 +52,12 @@ def trained_on(path: Path, data: FederatedData, say: Say) -> Schema:
         say: Told if that is not what it was.
     """
     if (found := _schema(path)) is not None:
+        kind, shape = data.features[:2]
+        if (found.kind, found.shape) != (kind, shape):
+            raise FedMomError(
+                f"{path / SCHEMA} has {found.kind} inputs of shape {found.shape}, and the data has"
+                f" {kind} inputs of shape {shape}. Restore the data that the run was started with."
+            )
         return found
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
         if dict(parse_json(read_file(path / STARTED))["data"]) != facts(data):

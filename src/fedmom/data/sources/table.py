@@ -169,7 +169,7 @@ def table_of(frame: "pd.DataFrame", name: str) -> Table:
             raise FedMomError(f"{name}: column {column!r} cannot be read: {said(error)}.") from None
 
     if not all(isinstance(column, str) for column in frame.columns):
-        frame = frame.rename(columns=str)
+        frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
     return Table(name, list(frame.columns), len(frame), read)
 
 
