@@ -90,7 +90,7 @@ def test_data_without_classes_is_not_dealt_by_class(spec):
         ({"client_ids": [0] * 3, "test_fraction": 0.5, "seed": -1}, "seed=-1"),
         ({"client_ids": [0, 1]}, r"but x has 3, y has 3, client_ids has 2\.$"),
         ({"partition": "dirichlett"}, "Did you mean 'dirichlet'"),
-        ({"client_ids": [0] * 3, "task": "ranking"}, "no task 'ranking'. Choose one of: classes"),
+        ({"client_ids": [0] * 3, "task": "ranking"}, "task is 'ranking'. It must be 'classes', "),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, says):

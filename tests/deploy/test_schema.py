@@ -79,7 +79,7 @@ def schemas(*datas):
         (lambda f: f.rename(columns={"u": "U"}), "device-1 has no column 'u'.* Did you mean 'U'"),
         (lambda f: f.assign(z=1), "device-1 has the column 'z'"),
         (lambda f: f.assign(flag=1), "'flag' holds numbers, and in training it held true or false"),
-        (lambda f: f.assign(y=1), "names of classes.* and .*numbers of classes"),
+        (lambda f: f.assign(y=np.arange(12) % 2), "names of classes.* and .*numbers of classes"),
         (lambda f: f.assign(y=0.5), "'classes'.* and .*'regression'"),
     ],
 )

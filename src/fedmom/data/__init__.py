@@ -66,7 +66,7 @@ def locate(spec: str) -> str:
     return f"{path}:{options}" if options else str(path)
 
 
-def load(spec: str) -> "FederatedData":
+def load(spec: str | Path) -> "FederatedData":
     """Load a dataset by its name with options, or from a path.
 
     Args:
@@ -89,6 +89,15 @@ def load(spec: str) -> "FederatedData":
         >>> data.features
         Features(kind='vector', shape=(60,), classes=10, task='classes')
     """
+    if not isinstance(spec, str | Path):
+        from fedmom.core.arguments import short  # loads NumPy
+
+        raise FedMomError(f"load: spec is {short(spec)}. It must be a text or a path.")
+    if isinstance(spec, Path):
+        path = user_path(str(spec), "spec")
+        if not path.exists():
+            raise FedMomError(f"There is no {spec}. Give an existing path, or a dataset's name.")
+        return _from_path(path.resolve(), "")
     if (found := path_of(spec)) is not None:
         return _from_path(*found)
     name = spec.partition(":")[0]

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json
+from fedmom.core.files import parse_json, user_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,12 +30,16 @@ RANGE_NOT_SATISFIABLE = 416
 PASSING = {408, 429, 500, 502, 503, 504}  # answers that may be another one next time
 
 
-def download(url: str, target: Path, *, sha256: str | None = None, md5: str | None = None) -> Path:
+@checked
+def download(
+    url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None
+) -> Path:
     """Fetch a file unless it is there already, check it, and return its path.
 
     A cut connection is tried again from where it was cut, now and on the next call; the tries
     are counted anew whenever more of the file has arrived than ever before.
     """
+    target = user_path(str(target), "target")
     if not url.startswith(("http://", "https://")):
         raise FedMomError(f"{url!r} is not an http:// or https:// address.")
     checksums = {n: c.lower() for n, c in (("sha256", sha256), ("md5", md5)) if c}
@@ -59,6 +64,7 @@ def download(url: str, target: Path, *, sha256: str | None = None, md5: str | No
     return target
 
 
+@checked
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """Return a file's checksum in hexadecimal."""
     with (

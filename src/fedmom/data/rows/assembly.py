@@ -84,8 +84,6 @@ class Division(NamedTuple):
             )
         if fraction is not None and not (math.isfinite(fraction) and 0 < fraction < 1):
             raise FedMomError(f"{name}: test_fraction={fraction} must be above 0 and below 1.")
-        if self.seed < 0:
-            raise FedMomError(f"{name}: seed={self.seed} must be at least 0.")
 
 
 def assemble(

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -243,7 +243,6 @@ def is_whole(text: str) -> bool:
 
 
 LARGEST_LABEL = 2**31 - 2
-TASKS: tuple[Task, ...] = get_args(Task)
 ALLOWED = (
     "Labels may be whole numbers, texts or bools (classes), floats (regression), a matrix of 0 and"
     " 1 (several labels), or a class at every position of a sequence"
@@ -282,8 +281,6 @@ def read_labels(
         task: What they are, where the user says so.
         known: What classes 0, 1, ... are called, where that is known.
     """
-    if task is not None and task not in TASKS:
-        raise FedMomError(f"{name}: there is no task {task!r}. Choose one of: {', '.join(TASKS)}.")
     y = as_plain(f"{name}: labels", y)
     if y.ndim not in (1, 2) or y.dtype.kind not in "biufUO":
         raise FedMomError(

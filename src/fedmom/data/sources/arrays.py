@@ -5,13 +5,14 @@ import math
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import short
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
@@ -32,6 +33,7 @@ DAMAGE = (
 )
 
 
+@checked
 def from_arrays(
     x: Rows,
     y: Rows,
@@ -40,9 +42,9 @@ def from_arrays(
     is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
-    users: list[str] | None = None,
+    users: Sequence[str] | None = None,
     name: str = "arrays",
 ) -> FederatedData:
     """Build a population from inputs, labels and the client of every row.
@@ -209,6 +211,7 @@ class Pairs(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@checked
 def from_torch(
     dataset: Pairs,
     client_ids: Rows | None = None,
@@ -216,7 +219,7 @@ def from_torch(
     is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
     name: str | None = None,
 ) -> FederatedData:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Seed
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.columns import Names, Table, from_table, needed
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@checked
 def from_huggingface(
     dataset: "datasets.Dataset | datasets.DatasetDict",
     *,
@@ -28,7 +31,7 @@ def from_huggingface(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
     name: str = "huggingface",
 ) -> FederatedData:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.progress import track
@@ -39,13 +40,14 @@ DAMAGE = (
 ImageFile = Path | bytes
 
 
+@checked
 def from_images(
     folder: str | Path,
     *,
     size: int | str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> FederatedData:
     """Read images in folders ``client/class/image``; or ``class/image``, to be dealt.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
@@ -31,6 +32,7 @@ COLUMN = 2**13  # bytes that Arrow takes to read a column of a CSV file, however
 READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
 
 
+@checked
 def from_csv(
     path: str | Path,
     *,
@@ -40,7 +42,7 @@ def from_csv(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
 ) -> FederatedData:
     """Read a CSV file with a line of column names (.csv, .tsv, or gzipped). Needs pyarrow.
@@ -75,6 +77,7 @@ def from_csv(
     return from_table(_csv(file, asked, client), label, client, wanted, test, division, task)
 
 
+@checked
 def from_parquet(
     path: str | Path,
     *,
@@ -84,7 +87,7 @@ def from_parquet(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
 ) -> FederatedData:
     """Read a Parquet file, one column after another. Needs pyarrow.
@@ -116,6 +119,7 @@ def from_parquet(
     return from_table(table, label, client, features, test, division, task)
 
 
+@checked
 def from_dataframe(
     frame: "pd.DataFrame",
     *,
@@ -125,7 +129,7 @@ def from_dataframe(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
     name: str = "dataframe",
 ) -> FederatedData:
