@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmom.core import registry
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import cache_folder, user_path
+from fedmom.core.files import cache_folder, naming, user_path
 from fedmom.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def path_of(spec: str) -> tuple[Path, str] | None:
             break
     else:
         path, end = user_path(spec, "--data"), 0
-        path.exists()  # a name that is too long is told as the user wrote it
+        with naming(path):
+            path.exists()  # a name that is too long is told as the user wrote it
     prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
     if end in (0, len(spec)) and is_store(prepared):
         return prepared, ""

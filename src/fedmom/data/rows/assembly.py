@@ -68,8 +68,8 @@ class Division(NamedTuple):
         fraction = self.test_fraction
         if ids and self.partition is not None:
             raise FedMomError(
-                f"{name} has clients already, and partition={self.partition} would make others."
-                " Give one of the two."
+                f"{name} has clients already, and partition={short(self.partition)} would make"
+                " others. Give one of the two."
             )
         if not ids and self.partition is None:
             raise NoClientsError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import LETTERS, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 from fedmom.data.federated import Column, Columns, FederatedData, Task
@@ -92,7 +93,10 @@ def from_table(
     marked = test is not None or is_test is not None
     division.check(table.name, ids=client is not None, marked=marked)
     labels = listed(label, table.columns)
-    others = [*labels, *filter(None, (client, test))]
+    marks = tuple(name for name in (client, test) if name is not None)
+    if not labels:
+        raise FedMomError(f"{table.name}: label names no column.")
+    others = [*labels, *marks]
     if features is None:
         inputs_from = [column for column in table.columns if column not in others]
     else:
@@ -105,9 +109,9 @@ def from_table(
         x, read_from = table_inputs(table, inputs_from)
     found = _labels(table, labels, x.shape[1:], task, class_names)
     clients = None if client is None else owners(table.name, _ids(table, client))
-    marks = is_test if test is None else _values(table, test)
-    columns = Columns(read_from, tuple(labels), tuple(filter(None, (client, test))))
-    return replace(assemble(table.name, x, found, clients, division, marks), columns=columns)
+    tests = is_test if test is None else _values(table, test)
+    columns = Columns(read_from, tuple(labels), marks)
+    return replace(assemble(table.name, x, found, clients, division, tests), columns=columns)
 
 
 def table_inputs(table: Table, names: Sequence[str]) -> tuple[NDArray[Any], tuple[Column, ...]]:
@@ -171,12 +175,12 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
 
 
 def _refuse_missing_column(table: Table, name: str) -> NoReturn:
-    close = difflib.get_close_matches(name, table.columns, n=1)
+    close = difflib.get_close_matches(name[:LETTERS], table.columns, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     others = len(table.columns) - SHOWN
     shown = ", ".join(table.columns[:SHOWN]) + (f" and {others:,} others" if others > 0 else "")
     raise FedMomError(
-        f"There is no column in {table.name} called {name!r}.{hint} Choose one of: {shown}."
+        f"There is no column in {table.name} called {short(name)}.{hint} Choose one of: {shown}."
     )
 
 

@@ -195,10 +195,10 @@ def refuse_row(what: str, wrong: NDArray[np.bool_], values: NDArray[Any], allowe
         values: The values.
         allowed: What a value must be.
     """
+    if not wrong.any():
+        return
     rows = wrong.reshape(len(wrong), -1)
     bad = np.asarray(rows.any(axis=1))
-    if not bad.any():
-        return
     row = int(np.argmax(bad))
     column = int(np.argmax(rows[row]))
     where = f"row {row}, column {column}" if values.ndim == 2 else f"row {row}"

@@ -5,9 +5,9 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,13 +254,16 @@ def from_torch(
     name = name or type(dataset).__name__
     division = Division(test_fraction, partition, seed)
     division.check(name, ids=client_ids is not None, marked=is_test is not None)
+    if isinstance(dataset, Mapping) or hasattr(dataset, "iloc"):
+        raise FedMomError(
+            f"from_torch: dataset is {short(dataset)}. It must give pairs (input, label) by number."
+        )
+    if not hasattr(dataset, "__getitem__"):
+        _refuse_unnumbered(name)
     try:
         count = len(dataset)
     except TypeError:
-        raise FedMomError(
-            f"{name} has no length, so its items cannot be read by number. Give a dataset with"
-            " __len__ and __getitem__, not an iterable one."
-        ) from None
+        _refuse_unnumbered(name)
     if not count:
         raise FedMomError(f"{name} has no items.")
     x: NDArray[Any] | None = None
@@ -280,6 +283,13 @@ def from_torch(
     assert x is not None
     options = division._asdict()
     return from_arrays(x, y, client_ids, is_test=is_test, **options, task=task, name=name)
+
+
+def _refuse_unnumbered(name: str) -> NoReturn:
+    raise FedMomError(
+        f"{name}: its items cannot be read by number. Give a dataset with __len__ and __getitem__,"
+        " not an iterable one."
+    ) from None
 
 
 def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:

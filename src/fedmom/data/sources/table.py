@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fedmom.core.arguments import checked
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
@@ -72,7 +72,8 @@ def from_csv(
     """
     file = user_path(str(path), "path")
     wanted = None if features is None else listed(features)
-    asked = None if wanted is None else {*wanted, *listed(label), *filter(None, (client, test))}
+    others = [name for name in (client, test) if name is not None]
+    asked = None if wanted is None else {*wanted, *listed(label), *others}
     division = Division(test_fraction, partition, seed)
     return from_table(_csv(file, asked, client), label, client, wanted, test, division, task)
 
@@ -166,6 +167,9 @@ def table_of(frame: "pd.DataFrame", name: str) -> Table:
     import_arrow("A DataFrame")
     import pyarrow as pa
 
+    if not hasattr(frame, "columns") or not hasattr(frame, "set_axis"):
+        raise FedMomError(f"{name}: frame is {short(frame)}. It must be a pandas DataFrame.")
+
     def read(column: str) -> "pa.ChunkedArray":
         try:
             return pa.chunked_array([pa.array(frame[column], from_pandas=True)])
@@ -173,7 +177,7 @@ def table_of(frame: "pd.DataFrame", name: str) -> Table:
             raise FedMomError(f"{name}: column {column!r} cannot be read: {said(error)}.") from None
 
     if not all(isinstance(column, str) for column in frame.columns):
-        frame = frame.rename(columns=str)
+        frame = frame.set_axis([str(column) for column in frame.columns], axis="columns")
     return Table(name, list(frame.columns), len(frame), read)
 
 
@@ -222,7 +226,7 @@ def _csv(path: Path, wanted: set[str] | None, client: str | None) -> Table:
         what, room = f"{path.name} with {len(asked):,} columns", COLUMN * len(asked)
         check_ratio(what, room, path.stat().st_size, "Save it as .parquet if it is right.")
         check_memory(what, room + 12 * rows * len(asked), SMALLER)
-        types = {client: pa.string()} if client else {}  # 007 is not 7
+        types = {} if client is None else {client: pa.string()}  # 007 is not 7
         convert = arrow_csv.ConvertOptions(
             include_columns=asked, column_types=types, null_values=[""], strings_can_be_null=True
         )

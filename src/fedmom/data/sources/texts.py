@@ -15,7 +15,7 @@ from fedmom.data.federated import Features, FederatedData, Split, aligned
 from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.assembly import Division, Owners, owners
 from fedmom.data.rows.values import Rows, as_array, numbers_or_texts
-from fedmom.data.source_files import check_splits, file_identity, read_text
+from fedmom.data.source_files import check_splits, file_identity, is_folder, read_text
 from fedmom.data.store.writer import cached, save_store
 
 WINDOW = 80
@@ -111,7 +111,7 @@ def _files(top: Path) -> list[Path]:
 
 def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.generic] | None]:
     """Return the texts of a folder, and the clients that its files or folders stand for."""
-    files = _files(top) if top.is_dir() else []
+    files = _files(top) if is_folder(top) else []
     if not files:
         raise FedMomError(f"{top} is not a folder with .txt files, or with folders of them.")
     in_folders = {file.parent != top for file in files}
