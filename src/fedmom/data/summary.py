@@ -80,6 +80,8 @@ def label_mix(data: FederatedData, client: int) -> Integers:
     """
     if data.features.task == "regression":
         raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
+    if not 0 <= client < data.clients:
+        raise FedMomError(f"label_mix: client={client} is not between 0 and {data.clients - 1}.")
     start, size = int(data.train.start[client]), int(data.train.size[client])
     labels = _labels(data, slice(start, start + size))
     if data.features.task == "multilabel":

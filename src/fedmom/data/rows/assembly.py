@@ -22,10 +22,12 @@ from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.values import (
     COUNTED,
     LARGEST_LABEL,
+    MISSING,
     NUMBERS,
     Labels,
     as_floats,
     is_whole,
+    refuse_missing,
     refuse_row,
 )
 
@@ -65,6 +67,8 @@ class Division(NamedTuple):
             ids: Whether the rows have client ids.
             marked: Whether the rows say which of them are for testing.
         """
+        if not name.strip() or any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise FedMomError(f"name is {name!r}. It must be what to call the data in messages.")
         fraction = self.test_fraction
         if ids and self.partition is not None:
             raise FedMomError(
@@ -229,6 +233,7 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
         return Owners(checked_names(name, users), ids.astype(np.int64))
     if ids.dtype.kind == "O":
         return _of_objects(name, ids.tolist())
+    refuse_missing(f"{name}: the client id", ids)
     found, rows = np.unique(ids, return_inverse=True)
     texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in found]
     return Owners(checked_names(name, texts), rows.astype(np.int64))
@@ -259,6 +264,8 @@ def _of_objects(name: str, ids: list[Any]) -> Owners:
                 f"{name}: the client id of row {row} is {value!r} {COUNTED}. It must be a whole"
                 " number or a text; fill it in, or leave the row out."
             )
+        if text in MISSING:
+            refuse_missing(f"{name}: the client id", np.array(texts, object))
         other = named.setdefault(text, value)
         if isinstance(other, str) != isinstance(value, str):
             raise FedMomError(

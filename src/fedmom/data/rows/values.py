@@ -14,6 +14,7 @@ from fedmom.data.federated import Task
 TEXTS = (str, np.str_)
 WHOLE = (int, np.integer)
 NUMBERS = (*WHOLE, float, np.floating)
+MISSING = frozenset(("nan", "NaN", "NaT", "<NA>"))
 COUNTED = "(rows are counted from 0)"
 # What is given as one item for every row. Type checkers see what NumPy takes; `as_array` checks it.
 if TYPE_CHECKING:
@@ -64,10 +65,14 @@ def as_array(what: str, values: Rows) -> NDArray[Any]:
                 f"{what}: row {row} has a masked value{others}. Fill it in, or leave the row out."
             )
         array = array.data
-    if array.dtype.kind == "U":
-        allowed = "a text. NumPy makes 'nan' of a missing value; give a list if it is a real name"
-        refuse_row(f"{what}: the value", array == "nan", array, allowed)
     return array
+
+
+def refuse_missing(what: str, array: NDArray[Any]) -> None:
+    """Refuse texts that other programs write where a value is missing: they are no name."""
+    if array.dtype.kind in "UO" and not MISSING.isdisjoint(array.flat):
+        allowed = "there: fill it in, leave the row out, or rename it if it is a name"
+        refuse_row(what, np.isin(array, [*MISSING]), array, allowed)
 
 
 def _of_list(values: Any) -> NDArray[Any]:
@@ -282,9 +287,14 @@ def read_labels(
         known: What classes 0, 1, ... are called, where that is known.
     """
     y = as_plain(f"{name}: labels", y)
+    refuse_missing(f"{name}: the label", y)
     if y.ndim not in (1, 2) or y.dtype.kind not in "biufUO":
         raise FedMomError(
             f"{name}: labels are an array of type {y.dtype} and {y.ndim} dimensions. {ALLOWED}."
+        )
+    if not y.size:
+        raise FedMomError(
+            f"{name}: labels are {short(y)}. There must be one at least for every row."
         )
     task = task or _guessed(name, y, inputs)
     if task == "regression":

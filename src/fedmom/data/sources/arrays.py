@@ -17,7 +17,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division, assemble, check_rows, inputs, owners
-from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels
+from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels, refuse_missing
 from fedmom.data.source_files import check_known, check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
@@ -145,6 +145,7 @@ def _names(what: str, users: NDArray[Any]) -> list[str]:
     names = as_array(what, users)
     if names.ndim != 1 or names.dtype.kind not in "iuUO":
         raise FedMomError(f"{what} are {short(users)}. They must be a list of texts.")
+    refuse_missing(what, names)
     return [str(name) for name in names]
 
 
