@@ -77,7 +77,7 @@ def from_huggingface(
     images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
     division = Division(test_fraction, partition, seed)
     features = images if features is None and len(images) == 1 else features
-    if size is not None and listed(features or ()) != images[:1]:
+    if size is not None and not set(listed(features or ())) & set(images):
         raise FedMomError(f"{name}: size={short(size)} is for one column of images. Leave it out.")
     decode = {column: _decoder(name, size) for column in images}
     feature = dataset.features.get(label) if isinstance(label, str) else None
