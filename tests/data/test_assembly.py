@@ -111,6 +111,7 @@ def objects(*values):
         (["10", "2", "10"], ["10", "2"]),
         (["b", "a\0", "a"], ["a", "a\0", "b"]),
         ([True, 1, True], ["1", "True"]),
+        (objects(np.True_, 2**64, np.True_), [str(2**64), "True"]),
         ([2**70, 2**70 + 1, -1], ["-1", str(2**70), str(2**70 + 1)]),
         (objects(7, 10, 7), ["7", "10"]),
         (objects("x", 10, 7), ["10", "7", "x"]),
@@ -232,6 +233,7 @@ def test_names_of_clients_need_their_numbers():
         ([0, float("nan"), 1], "client id of row 1 is nan"),
         ([[0], [1], [2]], "2 dimensions"),
         (["a", "\ud800", "a"], "UTF-8"),
+        (objects(np.timedelta64(1, "D"), 1, 1), "client id of row 0 is"),
         (objects("a", ("b",), "a"), r"client id of row 1 is \('b',\)"),
     ],
 )

@@ -193,7 +193,9 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
     allowed = "True or False, 1 or 0, 'test' or 'train'"
     if is_test.dtype.kind in "UTO" and is_test.ndim == 1:
         known = [MARKS.get(v.lower()) if isinstance(v, str) else v for v in is_test.tolist()]
-        wrong = np.array([not isinstance(v, NUMBERS) or v not in (0, 1) for v in known])
+        wrong = np.array(
+            [not isinstance(v, (np.bool_, *NUMBERS)) or v not in (0, 1) for v in known]
+        )
         refuse_row(f"{name}: is_test", wrong, is_test, allowed)
         return np.array(known, bool)
     if is_test.ndim != 1 or is_test.dtype.kind not in "biuf":
@@ -259,7 +261,8 @@ def _of_objects(name: str, ids: list[Any]) -> Owners:
     named: dict[str, Any] = {}
     texts = [str(value) for value in ids]
     for row, (text, value) in enumerate(zip(texts, ids, strict=True)):
-        if not isinstance(value, (str, int, np.integer)):
+        wanted = (str, int, np.bool_, np.integer)
+        if not isinstance(value, wanted) or isinstance(value, np.timedelta64):
             raise FedMomError(
                 f"{name}: the client id of row {row} is {value!r} {COUNTED}. It must be a whole"
                 " number or a text; fill it in, or leave the row out."
@@ -272,7 +275,7 @@ def _of_objects(name: str, ids: list[Any]) -> Owners:
                 f"{name}: the client ids {other!r} and {value!r} (row {row}) would have one name."
                 " Make all ids texts, or all of them numbers."
             )
-    whole = not any(isinstance(value, str | bool) for value in named.values())
+    whole = not any(isinstance(value, str | bool | np.bool_) for value in named.values())
     users = sorted(named, key=named.__getitem__) if whole else sorted(named)
     place = {user: k for k, user in enumerate(users)}
     rows = np.fromiter((place[text] for text in texts), np.int64, len(ids))

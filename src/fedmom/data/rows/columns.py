@@ -202,7 +202,8 @@ def _ids(table: Table, name: str) -> NDArray[Any]:
     import pyarrow.types as types
 
     column = table.read(name)
-    if types.is_temporal(column.type) or types.is_boolean(column.type):
+    kind = column.type
+    if types.is_temporal(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         column = column.cast(pa.string())
     found = _array(f"{table.name}: client column {name!r}", column)
     if found.dtype.kind == "O":

@@ -167,7 +167,8 @@ def _word(kind: type) -> str | None:
         return "texts"
     if issubclass(kind, bool | np.bool_):
         return "bools"
-    return "numbers" if issubclass(kind, NUMBERS) else None
+    is_number = issubclass(kind, NUMBERS) and not issubclass(kind, np.timedelta64)
+    return "numbers" if is_number else None
 
 
 def _refuse_mixed(what: str, flat: NDArray[Any], words: list[str | None], width: int) -> NoReturn:

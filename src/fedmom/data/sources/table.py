@@ -2,12 +2,16 @@
 
 import contextlib
 import csv
+import datetime
 import functools
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
@@ -26,6 +30,13 @@ if TYPE_CHECKING:
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet",)
 BLOCK = 2**24  # bytes: how much of a file is looked at together, and the longest row
+OBJECTS: dict[str, tuple[type, ...]] = {  # what a pandas column of objects may hold
+    "texts": (str,),
+    "bools": (bool, np.bool_),
+    "numbers": (int, float, np.integer, np.floating, Decimal),
+    "dates": (datetime.date,),
+    "lists": (list, tuple, np.ndarray),
+}
 AT_ONCE, NESTED_AT_ONCE = 2**16, 2**8  # rows
 TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 COLUMN = 2**13  # bytes that Arrow takes to read a column of a CSV file, however short it is
@@ -171,14 +182,33 @@ def table_of(frame: "pd.DataFrame", name: str) -> Table:
         raise FedMomError(f"{name}: frame is {short(frame)}. It must be a pandas DataFrame.")
 
     def read(column: str) -> "pa.ChunkedArray":
+        values = frame[column]
+        if values.dtype == object:
+            _check_objects(f"{name}: column {column!r}", set(map(type, values.dropna())))
         try:
-            return pa.chunked_array([pa.array(frame[column], from_pandas=True)])
-        except (pa.ArrowException, TypeError) as error:
+            array = pa.array(values, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise FedMomError(f"{name}: column {column!r} cannot be read: {said(error)}.") from None
+        return pa.chunked_array([array])
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.set_axis([str(column) for column in frame.columns], axis="columns")
     return Table(name, list(frame.columns), len(frame), read)
+
+
+def _check_objects(what: str, kinds: set[type]) -> None:
+    """Refuse a column of several types: Arrow takes the number 0 for the day 1970-01-01."""
+    words = {
+        kind: next((word for word, known in OBJECTS.items() if issubclass(kind, known)), None)
+        for kind in kinds
+        if not issubclass(kind, np.timedelta64)
+    }
+    if len(words) < len(kinds) or len({*words.values()}) > 1 or None in words.values():
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise FedMomError(
+            f"{what} has values of type {names}. All must be texts, bools, numbers, or lists of"
+            " numbers."
+        )
 
 
 def is_table(path: Path) -> bool:
