@@ -75,7 +75,7 @@ def shards(
     if pieces > values.size:
         raise FedMomError(
             f"shards: clients={clients} times per_client={per_client} makes {pieces} shards of"
-            f" {values.size} rows. Use fewer clients or fewer shards for each."
+            f" {values.size} labels. Use fewer clients or fewer shards for each."
         )
     order = rng.permutation(values.size)
     order = order[np.argsort(values[order], kind="stable")]

@@ -114,7 +114,7 @@ def test_many_symbols_fit():
         ({"a": ANN}, {"client_ids": ["a"]}, "Leave client_ids out"),
         ({"a": ANN}, {"partition": "iid:clients=1"}, "Give one of the two"),
         ([ANN], {}, "no client IDs given"),
-        ([ANN, BOB], {"client_ids": ["a"]}, "2 texts and 1 client ids"),
+        ([ANN, BOB], {"client_ids": ["a"]}, "2 texts and 1 client_ids"),
         ([ANN, 5], {"client_ids": ["a", "b"]}, "texts: row 1 is 5. It must be a text"),
         ([ANN, BOB], {"partition": "dirichlet:clients=2"}, "Use iid or quantity"),
         ({"a": ANN + "\ud800"}, {}, "half a character"),

@@ -77,14 +77,14 @@ class Division(NamedTuple):
             )
         if not ids and self.partition is None:
             raise NoClientsError(
-                f"{name}: no client IDs given. Give them (tables: client=COLUMN; images: folders"
-                " client/class/image), or have the rows dealt: partition=iid:clients=10 (`fedmom"
-                " data list` shows all partitions)."
+                f"{name}: no client IDs given. Give them (client_ids; tables: client=COLUMN;"
+                " images: folders client/class/image), or have the rows dealt: partition=iid:clients=10"
+                " (`fedmom data list` shows all partitions)."
             )
         if marked and fraction is not None:
             raise FedMomError(
-                f"{name}: test rows are already marked, and test_fraction={fraction} would draw"
-                " others. Give one of the two."
+                f"{name}: test rows are already marked (by is_test, test= or a split), and"
+                f" test_fraction={fraction} would draw others. Give one of the two."
             )
         if fraction is not None and not (math.isfinite(fraction) and 0 < fraction < 1):
             raise FedMomError(f"{name}: test_fraction={fraction} must be above 0 and below 1.")
@@ -231,7 +231,8 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
         refuse_row(f"{name}: the client id", ~np.isfinite(ids), ids, "a whole number or a text")
     if users is not None:
         if ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() >= len(users))):
-            raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
+            last = len(users) - 1
+            raise FedMomError(f"{name}: client ids must be 0..{last}, the numbers of the users.")
         return Owners(checked_names(name, users), ids.astype(np.int64))
     if ids.dtype.kind == "O":
         return _of_objects(name, ids.tolist())

@@ -101,7 +101,9 @@ def from_table(
         inputs_from = [column for column in table.columns if column not in others]
     else:
         inputs_from = listed(features, table.columns)
-    _check_columns(table, [*others, *inputs_from])
+    roles = [(name, "label") for name in labels] + [(name, "features") for name in inputs_from]
+    pairs = (client, "client"), (test, "test")
+    _check_columns(table, [*roles, *((name, role) for name, role in pairs if name is not None)])
     if decode and len(inputs_from) == 1 and inputs_from[0] in decode:
         x = decode[inputs_from[0]](table.read(inputs_from[0]))
         read_from: tuple[Column, ...] = (Column(inputs_from[0], "image"),)
@@ -153,7 +155,9 @@ def _labels(
     return labels._replace(names=tuple(names)) if labels.task == "multilabel" else labels
 
 
-def _check_columns(table: Table, wanted: Sequence[str]) -> None:
+def _check_columns(table: Table, roles: Sequence[tuple[str, str]]) -> None:
+    """Refuse columns that are not there; they come with the arguments that name them."""
+    wanted = [name for name, _ in roles]
     if len(table.columns) == 1 and any(name not in table.columns for name in wanted):
         raise FedMomError(
             f"{table.name} has one column, {table.columns[0]!r}. Columns are separated by commas in"
@@ -162,7 +166,7 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
     here, asked = Counter(table.columns), Counter(wanted)  # there may be many thousands
     for name in asked:
         if name not in here:
-            _refuse_missing_column(table, name)
+            _refuse_missing_column(table, name, dict(roles)[name])
         if here[name] > 1:
             raise FedMomError(f"{table.name} has two columns called {name!r}. Rename one.")
         if asked[name] > 1:
@@ -174,13 +178,14 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
         raise FedMomError(f"{table.name} has no rows.")
 
 
-def _refuse_missing_column(table: Table, name: str) -> NoReturn:
+def _refuse_missing_column(table: Table, name: str, role: str) -> NoReturn:
     close = difflib.get_close_matches(name[:LETTERS], table.columns, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     others = len(table.columns) - SHOWN
     shown = ", ".join(table.columns[:SHOWN]) + (f" and {others:,} others" if others > 0 else "")
     raise FedMomError(
-        f"There is no column in {table.name} called {short(name)}.{hint} Choose one of: {shown}."
+        f"There is no column in {table.name} called {short(name)}, as {role} says.{hint} Choose one"
+        f" of: {shown}."
     )
 
 

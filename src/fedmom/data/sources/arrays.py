@@ -266,7 +266,7 @@ def from_torch(
     except TypeError:
         _refuse_unnumbered(name)
     if not count:
-        raise FedMomError(f"{name} has no items.")
+        raise FedMomError(f"The dataset {name} has no items.")
     x: NDArray[Any] | None = None
     y: list[Any] = []
     for row in track(range(count), f"reading {name}", total=count):
@@ -296,7 +296,8 @@ def _refuse_unnumbered(name: str) -> NoReturn:
 def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise FedMomError(
-            f"{name}: item {row} is a {type(item).__name__}, not a pair (input, label)."
+            f"{name}: item {row} of the dataset is a {type(item).__name__}, not a pair (input,"
+            " label)."
         )
     value, label = (
         np.asarray(part) if isinstance(part, float | int | np.generic) else part for part in item

@@ -62,10 +62,12 @@ def from_texts(
     """
     ids = None if client_ids is None else as_array("texts: client_ids", client_ids)
     if isinstance(texts, str | Path):
-        top = user_path(str(texts), "folder")
+        top = user_path(str(texts), "texts")
         name = name or top.resolve().name
         if ids is not None:
-            raise FedMomError(f"{top}: a folder has clients already. Leave client_ids out.")
+            raise FedMomError(
+                f"texts is the folder {top}, which has clients already. Leave client_ids out."
+            )
         texts, ids = _read_folder(top, partition is None)
     name = name or "texts"
     if isinstance(texts, Mapping):
@@ -146,7 +148,7 @@ def _joined(
         clients = owners(name, ids)
     if len(clients.rows) != len(texts):
         raise FedMomError(
-            f"{name}: there are {len(texts)} texts and {len(clients.rows)} client ids. Give one"
+            f"{name}: there are {len(texts)} texts and {len(clients.rows)} client_ids. Give one"
             " for each text."
         )
     own: list[list[str]] = [[] for _ in clients.users]
