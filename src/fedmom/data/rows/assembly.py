@@ -78,8 +78,8 @@ class Division(NamedTuple):
         if not ids and self.partition is None:
             raise NoClientsError(
                 f"{name}: no client IDs given. Give them (client_ids; tables: client=COLUMN;"
-                " images: folders client/class/image), or have the rows dealt: partition=iid:clients=10"
-                " (`fedmom data list` shows all partitions)."
+                " images: folders client/class/image), or have the rows dealt:"
+                " partition=iid:clients=10 (`fedmom data list` shows all partitions)."
             )
         if marked and fraction is not None:
             raise FedMomError(
