@@ -313,8 +313,8 @@ def test_sf_gives_a_shakespeare_of_the_papers_size():
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"s": "random"}, "-s 'random'"),
-        ({"t": "users"}, "-t 'users'"),
+        ({"s": "random"}, "prepare: s is 'random'"),
+        ({"t": "users"}, "prepare: t is 'users'"),
         ({"sf": 0.0}, "--sf 0.0"),
         ({"sf": 1.1}, "--sf 1.1"),
         ({"sf": float("nan")}, "--sf nan"),

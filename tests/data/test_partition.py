@@ -148,5 +148,5 @@ def test_labels_are_whole_numbers_of_rows(labels):
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(FedMomError, match="seed -1"):
+    with pytest.raises(FedMomError, match="seed=-1"):
         partition("iid:clients=2", np.arange(4), -1)

@@ -259,6 +259,12 @@ def user_path(text: str, what: str) -> Path:
     if "\0" in text:
         raise FedMomError(f"{what} {text!r} is not a path: it contains a null character.")
     try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise FedMomError(
+            f"{what} {text!r} is not a path: it contains half a character (a lone surrogate)."
+        ) from None
+    try:
         return Path(text).expanduser()
     except RuntimeError:
         raise FedMomError(

@@ -315,6 +315,8 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
             raise FedMomError(
                 f"{part!r} in {spec!r} is not an option. Write name:key=value,key=value."
             )
+        if key.strip() in given:
+            raise FedMomError(f"{key.strip()}= is given twice in {spec!r}. Leave one of them out.")
         given[key.strip()] = value.strip()
     return name.strip(), given
 

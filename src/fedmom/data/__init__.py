@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmom.core import registry
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import cache_folder, user_path
+from fedmom.core.files import cache_folder, naming, user_path
 from fedmom.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def path_of(spec: str) -> tuple[Path, str] | None:
             break
     else:
         path, end = user_path(spec, "--data"), 0
-        path.exists()  # a name that is too long is told as the user wrote it
+        with naming(path):
+            path.exists()  # a name that is too long is told as the user wrote it
     prepared = cache_folder() / spec  # what `fedmom data prepare femnist` has left there
     if end in (0, len(spec)) and is_store(prepared):
         return prepared, ""
@@ -67,7 +68,7 @@ def locate(spec: str) -> str:
     return f"{path}:{options}" if options else str(path)
 
 
-def load(spec: str) -> "FederatedData":
+def load(spec: str | Path) -> "FederatedData":
     """Load a dataset by its name with options, or from a path.
 
     Args:
@@ -90,6 +91,15 @@ def load(spec: str) -> "FederatedData":
         >>> data.features
         Features(kind='vector', shape=(60,), classes=10, task='classes')
     """
+    if not isinstance(spec, str | Path):
+        from fedmom.core.arguments import short  # loads NumPy
+
+        raise FedMomError(f"load: spec is {short(spec)}. It must be a text or a path.")
+    if isinstance(spec, Path):
+        path = user_path(str(spec), "spec")
+        if not path.exists():
+            raise FedMomError(f"There is no {spec}. Give an existing path, or a dataset's name.")
+        return _from_path(path.resolve(), "")
     if (found := path_of(spec)) is not None:
         return _from_path(*found)
     name = spec.partition(":")[0]

@@ -14,14 +14,16 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json
+from fedmom.core.files import parse_json, user_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+Algorithm = Literal["sha256", "md5"]
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (1.0, 2.0, 4.0)  # seconds before each further try
 CHUNK = 1 << 20
@@ -29,15 +31,20 @@ RANGE_NOT_SATISFIABLE = 416
 PASSING = {408, 429, 500, 502, 503, 504}  # answers that may be another one next time
 
 
-def download(url: str, target: Path, *, sha256: str | None = None, md5: str | None = None) -> Path:
+@checked
+def download(
+    url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None
+) -> Path:
     """Fetch a file unless it is there already, check it, and return its path.
 
     A cut connection is tried again from where it was cut, now and on the next call; the tries
     are counted anew whenever more of the file has arrived than ever before.
     """
+    target = user_path(str(target), "target")
     if not url.startswith(("http://", "https://")):
         raise FedMomError(f"{url!r} is not an http:// or https:// address.")
-    checksums = {n: c.lower() for n, c in (("sha256", sha256), ("md5", md5)) if c}
+    given: dict[Algorithm, str | None] = {"sha256": sha256, "md5": md5}
+    checksums = {name: value.lower() for name, value in given.items() if value}
     if target.exists():
         if wrong := _mismatch(target, checksums):
             raise FedMomError(f"{target} exists, but {wrong}. Remove it to fetch it again.")
@@ -59,7 +66,8 @@ def download(url: str, target: Path, *, sha256: str | None = None, md5: str | No
     return target
 
 
-def checksum(path: Path, algorithm: str = "sha256") -> str:
+@checked
+def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
     """Return a file's checksum in hexadecimal."""
     with (
         _bar(f"checking {path.name}") as (progress, task),
@@ -242,7 +250,7 @@ def _by_hand(part: _Part) -> str:
     return f"Or fetch it by hand, with a browser for instance, and put it at {part.target}."
 
 
-def _mismatch(path: Path, checksums: Mapping[str, str]) -> str | None:
+def _mismatch(path: Path, checksums: Mapping[Algorithm, str]) -> str | None:
     """Say which checksum is wrong, if one is."""
     for algorithm, expected in checksums.items():
         if (actual := checksum(path, algorithm)) != expected:

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData, Integers, Split
 
@@ -24,6 +25,7 @@ USER_FRACTION = 0.01  # LEAF's default of --iu
 TRAIN_FRACTION = 0.9  # LEAF's default of --tf
 
 
+@checked
 def prepare(
     data: FederatedData,
     *,
@@ -316,8 +318,6 @@ def _check_flags(
     s: str, iu: float | None, t: str | None, tf: float | None, smplseed: int, spltseed: int
 ) -> None:
     """Refuse flags that LEAF does not have, and those that would be ignored in silence."""
-    if s not in ("niid", "iid"):
-        raise FedMomError(f"-s {s!r} must be 'niid' or 'iid'.")
     if iu is not None and s != "iid":
         raise FedMomError(f"--iu {iu} is for -s iid only. Give both or neither.")
     if tf is not None and t is None:

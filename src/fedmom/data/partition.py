@@ -7,24 +7,32 @@ the options of its spec, such as ``dirichlet:clients=100,alpha=0.5``.
 """
 
 import math
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
+from fedmom.core.validation import MOST, Between, Seed
 from fedmom.data.federated import FederatedData, Integers
 from fedmom.data.leaf_sampling import arranged
+from fedmom.data.rows.values import Rows, as_array
+
+Clients = Annotated[int, Between(1, MOST)]
 
 
-def iid(labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100) -> Integers:
+@checked
+def iid(labels: Rows, rng: np.random.Generator, *, clients: Clients = 100) -> Integers:
     """Deal the rows at random, in parts whose sizes differ by one at most."""
     rows = _rows("iid", labels, clients).size
     return _dealt(rng.permutation(rows), _even(rows, clients))
 
 
+@checked
 def dirichlet(
-    labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, alpha: float = 0.5
+    labels: Rows, rng: np.random.Generator, *, clients: Clients = 100, alpha: float = 0.5
 ) -> Integers:
     """Skew the labels: client k draws its rows by a label mix q_k ~ Dirichlet(alpha p).
 
@@ -52,8 +60,9 @@ def dirichlet(
     return out
 
 
+@checked
 def shards(
-    labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, per_client: int = 2
+    labels: Rows, rng: np.random.Generator, *, clients: Clients = 100, per_client: Clients = 2
 ) -> Integers:
     """Deal ``per_client`` shards to each client, of the rows sorted by label and cut evenly.
 
@@ -61,22 +70,25 @@ def shards(
     most S + C - 1 pairs of a shard and a label, so most shards have one label only. Rows of
     one label are shuffled first, so that a shard does not depend on their order in a file.
     """
-    if per_client < 1:
-        raise FedMomError(f"shards: per_client={per_client} must be at least 1.")
     values = _rows("shards", labels, clients)
     pieces = clients * per_client
     if pieces > values.size:
         raise FedMomError(
             f"shards: clients={clients} times per_client={per_client} makes {pieces} shards of"
-            f" {values.size} rows. Use fewer clients or fewer shards for each."
+            f" {values.size} labels. Use fewer clients or fewer shards for each."
         )
     order = rng.permutation(values.size)
     order = order[np.argsort(values[order], kind="stable")]
     return _dealt(order, _even(values.size, pieces), rng.permutation(pieces) // per_client)
 
 
+@checked
 def quantity(
-    labels: ArrayLike, rng: np.random.Generator, *, clients: int = 100, sigma: float = 1.0
+    labels: Rows,
+    rng: np.random.Generator,
+    *,
+    clients: Clients = 100,
+    sigma: Annotated[float, Between(0, 100)] = 1.0,
 ) -> Integers:
     """Skew the sizes only: IID labels, and sizes in proportion to lognormal(0, sigma) draws.
 
@@ -84,8 +96,6 @@ def quantity(
     sizes that differ by one at most.
     """
     rows = _rows("quantity", labels, clients).size
-    if not 0 <= sigma <= 100:
-        raise FedMomError(f"quantity: sigma={sigma} must be between 0 (equal sizes) and 100.")
     logs = sigma * rng.normal(size=clients)
     shares = np.cumsum(np.exp(logs - logs.max()))
     ends = np.rint(shares / shares[-1] * (rows - clients)).astype(np.int64)
@@ -97,15 +107,15 @@ PARTITIONS = Registry("partition", {name: f"fedmom.data.partition:{name}" for na
 BY_CLASS = ("dirichlet", "shards")
 
 
-def partition(spec: str, labels: ArrayLike, seed: int = 0) -> Integers:
+@checked
+def partition(spec: str, labels: Rows, seed: Seed = 0) -> Integers:
     """Return the client of every row by a spec such as ``shards:clients=100,per_client=2``."""
-    if seed < 0:
-        raise FedMomError(f"The partition's seed {seed} must be at least 0.")
     clients: Integers = PARTITIONS.build(spec, labels, np.random.default_rng(seed))
     return clients
 
 
-def repartition(data: FederatedData, spec: str, seed: int = 0) -> FederatedData:
+@checked
+def repartition(data: FederatedData, spec: str, seed: Seed = 0) -> FederatedData:
     """Deal the training rows by a partition such as dirichlet:alpha=0.5,clients=100.
 
     The test rows of each label then go to the clients in proportion to their training rows of
@@ -157,8 +167,8 @@ def dealt(
     return out
 
 
-def _rows(name: str, labels: ArrayLike, clients: int) -> NDArray[np.integer]:
-    values = np.asarray(labels)
+def _rows(name: str, labels: Rows, clients: int) -> NDArray[np.integer]:
+    values = as_array(f"{name}: labels", labels)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         raise FedMomError(f"{name}: labels must be one whole number for each row.")
     if not 1 <= clients <= values.size:

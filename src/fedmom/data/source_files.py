@@ -26,6 +26,14 @@ def check_regular(path: Path, mode: int) -> None:
         raise FedMomError(f"{path} is a pipe or a device, not a file. Save the data to a file.")
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether there is a folder; there is none of a name that is too long."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def file_identity(paths: Sequence[Path]) -> list[Any]:
     """Return the path, size and time of change of every file: a changed file is another one."""
     stats = [(p.resolve(), p.stat()) for p in paths]

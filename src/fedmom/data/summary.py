@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Integers, capacity
 from fedmom.data.leaf_sampling import sample_counts
@@ -47,6 +48,7 @@ def counts(data: FederatedData) -> Integers:
     return sample_counts(data)
 
 
+@checked
 def statistics(data: FederatedData) -> Statistics:
     """Return the dataset's row of Table 2."""
     sizes = counts(data)
@@ -70,6 +72,7 @@ def unseen_labels(data: FederatedData) -> list[str]:
     ]
 
 
+@checked
 def label_mix(data: FederatedData, client: int) -> Integers:
     """Return how many training samples of each label a client has.
 
@@ -77,6 +80,8 @@ def label_mix(data: FederatedData, client: int) -> Integers:
     """
     if data.features.task == "regression":
         raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
+    if not 0 <= client < data.clients:
+        raise FedMomError(f"label_mix: client={client} is not between 0 and {data.clients - 1}.")
     start, size = int(data.train.start[client]), int(data.train.size[client])
     labels = _labels(data, slice(start, start + size))
     if data.features.task == "multilabel":
@@ -118,6 +123,7 @@ def faults(data: FederatedData) -> list[str]:
     return sentences
 
 
+@checked
 def facts(data: FederatedData) -> dict[str, Any]:
     """Return how many clients and samples a dataset has, and a checksum of its content.
 

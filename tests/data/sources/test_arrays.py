@@ -72,7 +72,7 @@ def test_an_npz_file_is_a_dataset(tmp_path):
         ({"is_test": np.array([0, 2, 0, 1])}, "is_test of row 1 is 2"),
         ({"users": np.array(["a", "a"])}, "two clients are called 'a'"),
         ({"users": np.array([["a", "b"]])}, "must be a list of texts"),
-        ({"users": np.array(["a", "nan"])}, "users: the value of row 1 is 'nan'"),
+        ({"users": np.array(["a", "nan"])}, "users of row 1 is 'nan'"),
         ({"user": np.array(["a", "a", "b", "b"])}, "which holds texts. Leave users out"),
         ({"is_tset": np.zeros(4)}, "array 'is_tset' is not known. Did you mean 'is_test'"),
         ({"weights": np.zeros(4)}, "array 'weights' is not known. It may be x, y, user"),

@@ -103,6 +103,8 @@ def test_mistakes_are_sentences(datasets, monkeypatch):
         x=datasets.List(datasets.Value("float32")),
         label=datasets.ClassLabel(names=["a", "b"]),
     )
+    with pytest.raises(FedMomError, match="size=32 is for one column of images"):
+        fedmom.from_huggingface(datasets.Dataset.from_dict(numbers()), client="who", size=32)
     unlabelled = datasets.Dataset.from_dict(rows, features=features)
     with pytest.raises(FedMomError, match=r"label of row 1 is -1 .*Leave rows without a label out"):
         fedmom.from_huggingface(unlabelled, client="who")

@@ -1,5 +1,6 @@
 """Tables of a user's own: CSV and Parquet files, pandas DataFrames."""
 
+import datetime
 import gzip
 import sys
 
@@ -146,6 +147,8 @@ def test_categories_are_texts_and_decimals_are_floats():
 
 U = {"client": "u", "label": "y"}
 BAD = {
+    "no labels": ("u,a,y\n1,2,0\n", {**U, "label": []}, "label names no column"),
+    "an empty name": ("u,a,y\n1,2,0\n", {**U, "test": ""}, "no column in t.csv called ''"),
     "no client": ("u,a,y\n1,2,0\n,3,1\n", U, "client column 'u' has no value in row 1"),
     "no value": (
         "u,a,y\n1,2,0\n2,,1\n3,,1\n",
@@ -197,9 +200,24 @@ def test_mixed_columns_of_a_frame_are_refused():
     f = pd.DataFrame({"u": [1, "1"], "a": [1, 2], "y": [0, 1]})
     with pytest.raises(FedMomError, match="column 'u'"):
         fedmom.from_dataframe(f, client="u", label="y")
+    two = [datetime.date(1970, 1, 1), 0], [np.datetime64("1970"), np.int8(0)], [True, 1], [2**70, 1]
+    for ids in two:  # Arrow takes the first for equal, and crashes on the second
+        with pytest.raises(FedMomError, match=r"column 'u' (has values of type|cannot be read)"):
+            fedmom.from_dataframe(f.assign(u=np.array(ids, object)), client="u", label="y")
     f = pd.DataFrame({"u": ["a", "b"], "a": [1, None], "y": [0, 1]})
     with pytest.raises(FedMomError, match="column 'a' has no value in row 1"):
         fedmom.from_dataframe(f, client="u", label="y")
+
+
+def test_a_frame_may_have_any_names_and_must_be_one():
+    f = pd.DataFrame(
+        [["a", 1.5, 0], ["b", 2, 1]], columns=pd.MultiIndex.from_product([[1], ["u", "a", "y"]])
+    )
+    data = fedmom.from_dataframe(f, client="(1, 'u')", label="(1, 'y')")
+    assert (data.users, data.columns.inputs[0].name) == (["a", "b"], "(1, 'a')")
+    for wrong in (None, {"u": [1]}, np.zeros((2, 2)), f[(1, "u")]):
+        with pytest.raises(FedMomError, match=r"frame is .* It must be a pandas DataFrame"):
+            fedmom.from_dataframe(wrong, client="u", label="y")
 
 
 def test_lists_of_different_lengths_are_refused(tmp_path):

@@ -76,11 +76,15 @@ class Endless:
     ("dataset", "options", "says"),
     [
         ([(np.ones(2), 0), (np.ones(3), 1)], {"client_ids": [0, 1]}, r"item 1 is .*shape \(3,\)"),
-        ([np.ones(2)], {"client_ids": [0]}, "item 0 is a ndarray, not a pair"),
-        ([(np.ones(2), 0, 1)], {"client_ids": [0]}, "item 0 is a tuple, not a pair"),
+        ([np.ones(2)], {"client_ids": [0]}, "item 0 of the dataset is a ndarray, not a pair"),
+        ([(np.ones(2), 0, 1)], {"client_ids": [0]}, "item 0 of the dataset is a tuple, not a pair"),
         ([(np.ones(2), 0)], {}, "no client IDs given"),
         ([], {"client_ids": []}, "has no items"),
-        (Endless(), {"client_ids": [0]}, "has no length"),
+        ({0: (np.ones(2), 0)}, {"client_ids": [0]}, "dataset is .* must give pairs"),
+        ({1, 2}, {"client_ids": [0]}, "cannot be read by number"),
+        ([(np.ones(2), None)], {"client_ids": [0]}, "row 0 is None"),
+        ([(None, 1)], {"client_ids": [0]}, "input of item 0 is None"),
+        (Endless(), {"client_ids": [0]}, "cannot be read by number"),
     ],
 )
 def test_what_cannot_be_read_is_named(dataset, options, says):

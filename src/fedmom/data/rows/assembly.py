@@ -22,10 +22,12 @@ from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.values import (
     COUNTED,
     LARGEST_LABEL,
+    MISSING,
     NUMBERS,
     Labels,
     as_floats,
     is_whole,
+    refuse_missing,
     refuse_row,
 )
 
@@ -65,27 +67,27 @@ class Division(NamedTuple):
             ids: Whether the rows have client ids.
             marked: Whether the rows say which of them are for testing.
         """
+        if not name.strip() or any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise FedMomError(f"name is {name!r}. It must be what to call the data in messages.")
         fraction = self.test_fraction
         if ids and self.partition is not None:
             raise FedMomError(
-                f"{name} has clients already, and partition={self.partition} would make others."
-                " Give one of the two."
+                f"{name} has clients already, and partition={short(self.partition)} would make"
+                " others. Give one of the two."
             )
         if not ids and self.partition is None:
             raise NoClientsError(
-                f"{name}: no client IDs given. Give them (tables: client=COLUMN; images: folders"
-                " client/class/image), or have the rows dealt: partition=iid:clients=10 (`fedmom"
-                " data list` shows all partitions)."
+                f"{name}: no client IDs given. Give them (client_ids; tables: client=COLUMN;"
+                " images: folders client/class/image), or have the rows dealt:"
+                " partition=iid:clients=10 (`fedmom data list` shows all partitions)."
             )
         if marked and fraction is not None:
             raise FedMomError(
-                f"{name}: test rows are already marked, and test_fraction={fraction} would draw"
-                " others. Give one of the two."
+                f"{name}: test rows are already marked (by is_test, test= or a split), and"
+                f" test_fraction={fraction} would draw others. Give one of the two."
             )
         if fraction is not None and not (math.isfinite(fraction) and 0 < fraction < 1):
             raise FedMomError(f"{name}: test_fraction={fraction} must be above 0 and below 1.")
-        if self.seed < 0:
-            raise FedMomError(f"{name}: seed={self.seed} must be at least 0.")
 
 
 def assemble(
@@ -191,7 +193,9 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
     allowed = "True or False, 1 or 0, 'test' or 'train'"
     if is_test.dtype.kind in "UTO" and is_test.ndim == 1:
         known = [MARKS.get(v.lower()) if isinstance(v, str) else v for v in is_test.tolist()]
-        wrong = np.array([not isinstance(v, NUMBERS) or v not in (0, 1) for v in known])
+        wrong = np.array(
+            [not isinstance(v, (np.bool_, *NUMBERS)) or v not in (0, 1) for v in known]
+        )
         refuse_row(f"{name}: is_test", wrong, is_test, allowed)
         return np.array(known, bool)
     if is_test.ndim != 1 or is_test.dtype.kind not in "biuf":
@@ -227,10 +231,12 @@ def owners(name: str, ids: NDArray[Any], users: Sequence[str] | None = None) -> 
         refuse_row(f"{name}: the client id", ~np.isfinite(ids), ids, "a whole number or a text")
     if users is not None:
         if ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() >= len(users))):
-            raise FedMomError(f"{name}: client ids must be 0..{len(users) - 1}, one for each user.")
+            last = len(users) - 1
+            raise FedMomError(f"{name}: client ids must be 0..{last}, the numbers of the users.")
         return Owners(checked_names(name, users), ids.astype(np.int64))
     if ids.dtype.kind == "O":
         return _of_objects(name, ids.tolist())
+    refuse_missing(f"{name}: the client id", ids)
     found, rows = np.unique(ids, return_inverse=True)
     texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in found]
     return Owners(checked_names(name, texts), rows.astype(np.int64))
@@ -256,18 +262,21 @@ def _of_objects(name: str, ids: list[Any]) -> Owners:
     named: dict[str, Any] = {}
     texts = [str(value) for value in ids]
     for row, (text, value) in enumerate(zip(texts, ids, strict=True)):
-        if not isinstance(value, (str, int, np.integer)):
+        wanted = (str, int, np.bool_, np.integer)
+        if not isinstance(value, wanted) or isinstance(value, np.timedelta64):
             raise FedMomError(
                 f"{name}: the client id of row {row} is {value!r} {COUNTED}. It must be a whole"
                 " number or a text; fill it in, or leave the row out."
             )
+        if text in MISSING:
+            refuse_missing(f"{name}: the client id", np.array(texts, object))
         other = named.setdefault(text, value)
         if isinstance(other, str) != isinstance(value, str):
             raise FedMomError(
                 f"{name}: the client ids {other!r} and {value!r} (row {row}) would have one name."
                 " Make all ids texts, or all of them numbers."
             )
-    whole = not any(isinstance(value, str | bool) for value in named.values())
+    whole = not any(isinstance(value, str | bool | np.bool_) for value in named.values())
     users = sorted(named, key=named.__getitem__) if whole else sorted(named)
     place = {user: k for k, user in enumerate(users)}
     rows = np.fromiter((place[text] for text in texts), np.int64, len(ids))

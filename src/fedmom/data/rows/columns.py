@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import LETTERS, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 from fedmom.data.federated import Column, Columns, FederatedData, Task
@@ -92,12 +93,17 @@ def from_table(
     marked = test is not None or is_test is not None
     division.check(table.name, ids=client is not None, marked=marked)
     labels = listed(label, table.columns)
-    others = [*labels, *filter(None, (client, test))]
+    marks = tuple(name for name in (client, test) if name is not None)
+    if not labels:
+        raise FedMomError(f"{table.name}: label names no column.")
+    others = [*labels, *marks]
     if features is None:
         inputs_from = [column for column in table.columns if column not in others]
     else:
         inputs_from = listed(features, table.columns)
-    _check_columns(table, [*others, *inputs_from])
+    roles = [(name, "label") for name in labels] + [(name, "features") for name in inputs_from]
+    pairs = (client, "client"), (test, "test")
+    _check_columns(table, [*roles, *((name, role) for name, role in pairs if name is not None)])
     if decode and len(inputs_from) == 1 and inputs_from[0] in decode:
         x = decode[inputs_from[0]](table.read(inputs_from[0]))
         read_from: tuple[Column, ...] = (Column(inputs_from[0], "image"),)
@@ -105,9 +111,9 @@ def from_table(
         x, read_from = table_inputs(table, inputs_from)
     found = _labels(table, labels, x.shape[1:], task, class_names)
     clients = None if client is None else owners(table.name, _ids(table, client))
-    marks = is_test if test is None else _values(table, test)
-    columns = Columns(read_from, tuple(labels), tuple(filter(None, (client, test))))
-    return replace(assemble(table.name, x, found, clients, division, marks), columns=columns)
+    tests = is_test if test is None else _values(table, test)
+    columns = Columns(read_from, tuple(labels), marks)
+    return replace(assemble(table.name, x, found, clients, division, tests), columns=columns)
 
 
 def table_inputs(table: Table, names: Sequence[str]) -> tuple[NDArray[Any], tuple[Column, ...]]:
@@ -149,7 +155,9 @@ def _labels(
     return labels._replace(names=tuple(names)) if labels.task == "multilabel" else labels
 
 
-def _check_columns(table: Table, wanted: Sequence[str]) -> None:
+def _check_columns(table: Table, roles: Sequence[tuple[str, str]]) -> None:
+    """Refuse columns that are not there; they come with the arguments that name them."""
+    wanted = [name for name, _ in roles]
     if len(table.columns) == 1 and any(name not in table.columns for name in wanted):
         raise FedMomError(
             f"{table.name} has one column, {table.columns[0]!r}. Columns are separated by commas in"
@@ -158,7 +166,7 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
     here, asked = Counter(table.columns), Counter(wanted)  # there may be many thousands
     for name in asked:
         if name not in here:
-            _refuse_missing_column(table, name)
+            _refuse_missing_column(table, name, dict(roles)[name])
         if here[name] > 1:
             raise FedMomError(f"{table.name} has two columns called {name!r}. Rename one.")
         if asked[name] > 1:
@@ -170,13 +178,14 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
         raise FedMomError(f"{table.name} has no rows.")
 
 
-def _refuse_missing_column(table: Table, name: str) -> NoReturn:
-    close = difflib.get_close_matches(name, table.columns, n=1)
+def _refuse_missing_column(table: Table, name: str, role: str) -> NoReturn:
+    close = difflib.get_close_matches(name[:LETTERS], table.columns, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     others = len(table.columns) - SHOWN
     shown = ", ".join(table.columns[:SHOWN]) + (f" and {others:,} others" if others > 0 else "")
     raise FedMomError(
-        f"There is no column in {table.name} called {name!r}.{hint} Choose one of: {shown}."
+        f"There is no column in {table.name} called {short(name)}, as {role} says.{hint} Choose one"
+        f" of: {shown}."
     )
 
 
@@ -198,7 +207,8 @@ def _ids(table: Table, name: str) -> NDArray[Any]:
     import pyarrow.types as types
 
     column = table.read(name)
-    if types.is_temporal(column.type) or types.is_boolean(column.type):
+    kind = column.type
+    if types.is_temporal(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         column = column.cast(pa.string())
     found = _array(f"{table.name}: client column {name!r}", column)
     if found.dtype.kind == "O":

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +14,7 @@ from fedmom.data.federated import Task
 TEXTS = (str, np.str_)
 WHOLE = (int, np.integer)
 NUMBERS = (*WHOLE, float, np.floating)
+MISSING = frozenset(("nan", "NaN", "NaT", "<NA>"))
 COUNTED = "(rows are counted from 0)"
 # What is given as one item for every row. Type checkers see what NumPy takes; `as_array` checks it.
 if TYPE_CHECKING:
@@ -64,10 +65,14 @@ def as_array(what: str, values: Rows) -> NDArray[Any]:
                 f"{what}: row {row} has a masked value{others}. Fill it in, or leave the row out."
             )
         array = array.data
-    if array.dtype.kind == "U":
-        allowed = "a text. NumPy makes 'nan' of a missing value; give a list if it is a real name"
-        refuse_row(f"{what}: the value", array == "nan", array, allowed)
     return array
+
+
+def refuse_missing(what: str, array: NDArray[Any]) -> None:
+    """Refuse texts that other programs write where a value is missing: they are no name."""
+    if array.dtype.kind in "UO" and not MISSING.isdisjoint(array.flat):
+        allowed = "there: fill it in, leave the row out, or rename it if it is a name"
+        refuse_row(what, np.isin(array, [*MISSING]), array, allowed)
 
 
 def _of_list(values: Any) -> NDArray[Any]:
@@ -162,7 +167,8 @@ def _word(kind: type) -> str | None:
         return "texts"
     if issubclass(kind, bool | np.bool_):
         return "bools"
-    return "numbers" if issubclass(kind, NUMBERS) else None
+    is_number = issubclass(kind, NUMBERS) and not issubclass(kind, np.timedelta64)
+    return "numbers" if is_number else None
 
 
 def _refuse_mixed(what: str, flat: NDArray[Any], words: list[str | None], width: int) -> NoReturn:
@@ -195,10 +201,10 @@ def refuse_row(what: str, wrong: NDArray[np.bool_], values: NDArray[Any], allowe
         values: The values.
         allowed: What a value must be.
     """
+    if not wrong.any():
+        return
     rows = wrong.reshape(len(wrong), -1)
     bad = np.asarray(rows.any(axis=1))
-    if not bad.any():
-        return
     row = int(np.argmax(bad))
     column = int(np.argmax(rows[row]))
     where = f"row {row}, column {column}" if values.ndim == 2 else f"row {row}"
@@ -243,7 +249,6 @@ def is_whole(text: str) -> bool:
 
 
 LARGEST_LABEL = 2**31 - 2
-TASKS: tuple[Task, ...] = get_args(Task)
 ALLOWED = (
     "Labels may be whole numbers, texts or bools (classes), floats (regression), a matrix of 0 and"
     " 1 (several labels), or a class at every position of a sequence"
@@ -282,12 +287,15 @@ def read_labels(
         task: What they are, where the user says so.
         known: What classes 0, 1, ... are called, where that is known.
     """
-    if task is not None and task not in TASKS:
-        raise FedMomError(f"{name}: there is no task {task!r}. Choose one of: {', '.join(TASKS)}.")
     y = as_plain(f"{name}: labels", y)
+    refuse_missing(f"{name}: the label", y)
     if y.ndim not in (1, 2) or y.dtype.kind not in "biufUO":
         raise FedMomError(
             f"{name}: labels are an array of type {y.dtype} and {y.ndim} dimensions. {ALLOWED}."
+        )
+    if not y.size:
+        raise FedMomError(
+            f"{name}: labels are {short(y)}. There must be one at least for every row."
         )
     task = task or _guessed(name, y, inputs)
     if task == "regression":

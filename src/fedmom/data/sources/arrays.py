@@ -5,18 +5,19 @@ import math
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import short
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division, assemble, check_rows, inputs, owners
-from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels
+from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels, refuse_missing
 from fedmom.data.source_files import check_known, check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
@@ -32,6 +33,7 @@ DAMAGE = (
 )
 
 
+@checked
 def from_arrays(
     x: Rows,
     y: Rows,
@@ -40,9 +42,9 @@ def from_arrays(
     is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
-    users: list[str] | None = None,
+    users: Sequence[str] | None = None,
     name: str = "arrays",
 ) -> FederatedData:
     """Build a population from inputs, labels and the client of every row.
@@ -143,6 +145,7 @@ def _names(what: str, users: NDArray[Any]) -> list[str]:
     names = as_array(what, users)
     if names.ndim != 1 or names.dtype.kind not in "iuUO":
         raise FedMomError(f"{what} are {short(users)}. They must be a list of texts.")
+    refuse_missing(what, names)
     return [str(name) for name in names]
 
 
@@ -209,6 +212,7 @@ class Pairs(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@checked
 def from_torch(
     dataset: Pairs,
     client_ids: Rows | None = None,
@@ -216,7 +220,7 @@ def from_torch(
     is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
     name: str | None = None,
 ) -> FederatedData:
@@ -251,15 +255,18 @@ def from_torch(
     name = name or type(dataset).__name__
     division = Division(test_fraction, partition, seed)
     division.check(name, ids=client_ids is not None, marked=is_test is not None)
+    if isinstance(dataset, Mapping) or hasattr(dataset, "iloc"):
+        raise FedMomError(
+            f"from_torch: dataset is {short(dataset)}. It must give pairs (input, label) by number."
+        )
+    if not hasattr(dataset, "__getitem__"):
+        _refuse_unnumbered(name)
     try:
         count = len(dataset)
     except TypeError:
-        raise FedMomError(
-            f"{name} has no length, so its items cannot be read by number. Give a dataset with"
-            " __len__ and __getitem__, not an iterable one."
-        ) from None
+        _refuse_unnumbered(name)
     if not count:
-        raise FedMomError(f"{name} has no items.")
+        raise FedMomError(f"The dataset {name} has no items.")
     x: NDArray[Any] | None = None
     y: list[Any] = []
     for row in track(range(count), f"reading {name}", total=count):
@@ -279,10 +286,18 @@ def from_torch(
     return from_arrays(x, y, client_ids, is_test=is_test, **options, task=task, name=name)
 
 
+def _refuse_unnumbered(name: str) -> NoReturn:
+    raise FedMomError(
+        f"{name}: its items cannot be read by number. Give a dataset with __len__ and __getitem__,"
+        " not an iterable one."
+    ) from None
+
+
 def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise FedMomError(
-            f"{name}: item {row} is a {type(item).__name__}, not a pair (input, label)."
+            f"{name}: item {row} of the dataset is a {type(item).__name__}, not a pair (input,"
+            " label)."
         )
     value, label = (
         np.asarray(part) if isinstance(part, float | int | np.generic) else part for part in item

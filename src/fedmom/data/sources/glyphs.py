@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Between, Seed
 from fedmom.data.federated import Features, FederatedData, Integers
@@ -41,6 +42,7 @@ EM, CANVAS, BASELINE = 64, 104, 70  # type is drawn this large once, and sampled
 AT_ONCE = 32  # images in one go: what they need in between stays in the processor's cache
 
 
+@checked
 def glyphs(
     *,
     writers: Annotated[int, Between(1, 10**6)] = 200,

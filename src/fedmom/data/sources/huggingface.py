@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Seed
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division
-from fedmom.data.rows.columns import Names, Table, from_table, needed
+from fedmom.data.rows.columns import Names, Table, from_table, listed, needed
 from fedmom.data.source_files import check_known, read_content
 from fedmom.data.sources.images import read_images
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@checked
 def from_huggingface(
     dataset: "datasets.Dataset | datasets.DatasetDict",
     *,
@@ -28,7 +31,7 @@ def from_huggingface(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
     name: str = "huggingface",
 ) -> FederatedData:
@@ -74,6 +77,8 @@ def from_huggingface(
     images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
     division = Division(test_fraction, partition, seed)
     features = images if features is None and len(images) == 1 else features
+    if size is not None and not set(listed(features or ())) & set(images):
+        raise FedMomError(f"{name}: size={short(size)} is for one column of images. Leave it out.")
     decode = {column: _decoder(name, size) for column in images}
     feature = dataset.features.get(label) if isinstance(label, str) else None
     known = feature.names if isinstance(feature, datasets.ClassLabel) else None

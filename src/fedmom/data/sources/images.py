@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.progress import track
@@ -19,7 +20,7 @@ from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData
 from fedmom.data.rows.assembly import Division, assemble, owners
 from fedmom.data.rows.values import numbers_or_texts, read_labels
-from fedmom.data.source_files import check_splits, file_identity, said
+from fedmom.data.source_files import check_splits, file_identity, is_folder, said
 from fedmom.data.store.writer import cached, save_store
 
 DEEPEST = 3  # client/class/picture
@@ -39,13 +40,14 @@ DAMAGE = (
 ImageFile = Path | bytes
 
 
+@checked
 def from_images(
     folder: str | Path,
     *,
     size: int | str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> FederatedData:
     """Read images in folders ``client/class/image``; or ``class/image``, to be dealt.
 
@@ -114,7 +116,7 @@ def load_images(
 
 def _image_files(top: Path) -> Iterator[Path]:
     """Yield all image files below a folder, in sorted order; hidden ones are left out."""
-    if not top.is_dir():
+    if not is_folder(top):
         raise FedMomError(f"There is no folder {top}.")
     for here, folders, files in os.walk(top):
         folders[:] = sorted(f for f in folders if not f.startswith("."))

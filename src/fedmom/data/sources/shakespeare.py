@@ -13,6 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import MOST, Between, Seed
 from fedmom.data.federated import Features, FederatedData, Split
@@ -31,6 +32,7 @@ _ENUMERATED = re.compile(r"\d+\\\.")  # "5\. Mayor of London, ...": the order of
 _PLAIN = str.maketrans({"\\": "", "_": "", "*": "", "—": "--", "$": "l"})
 
 
+@checked
 def shakespeare(
     *,
     roles: Annotated[int, Between(0, MOST)] = 0,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
+from fedmom.core.arguments import checked
 from fedmom.core.validation import Between, Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split
 
@@ -11,6 +12,7 @@ DIMENSION, CLASSES = 60, 10
 WIDEST, MOST_CLIENTS = 1e6, 10**6
 
 
+@checked
 def synthetic(
     *,
     alpha: Annotated[float, Between(0, WIDEST)] = 1.0,

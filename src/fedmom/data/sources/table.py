@@ -2,13 +2,18 @@
 
 import contextlib
 import csv
+import datetime
 import functools
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
 from fedmom.core.validation import Seed, check_memory
@@ -25,12 +30,20 @@ if TYPE_CHECKING:
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet",)
 BLOCK = 2**24  # bytes: how much of a file is looked at together, and the longest row
+OBJECTS: dict[str, tuple[type, ...]] = {  # what a pandas column of objects may hold
+    "texts": (str,),
+    "bools": (bool, np.bool_),
+    "numbers": (int, float, np.integer, np.floating, Decimal),
+    "dates": (datetime.date,),
+    "lists": (list, tuple, np.ndarray),
+}
 AT_ONCE, NESTED_AT_ONCE = 2**16, 2**8  # rows
 TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 COLUMN = 2**13  # bytes that Arrow takes to read a column of a CSV file, however short it is
 READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
 
 
+@checked
 def from_csv(
     path: str | Path,
     *,
@@ -40,7 +53,7 @@ def from_csv(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
 ) -> FederatedData:
     """Read a CSV file with a line of column names (.csv, .tsv, or gzipped). Needs pyarrow.
@@ -70,11 +83,13 @@ def from_csv(
     """
     file = user_path(str(path), "path")
     wanted = None if features is None else listed(features)
-    asked = None if wanted is None else {*wanted, *listed(label), *filter(None, (client, test))}
+    others = [name for name in (client, test) if name is not None]
+    asked = None if wanted is None else {*wanted, *listed(label), *others}
     division = Division(test_fraction, partition, seed)
     return from_table(_csv(file, asked, client), label, client, wanted, test, division, task)
 
 
+@checked
 def from_parquet(
     path: str | Path,
     *,
@@ -84,7 +99,7 @@ def from_parquet(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
 ) -> FederatedData:
     """Read a Parquet file, one column after another. Needs pyarrow.
@@ -116,6 +131,7 @@ def from_parquet(
     return from_table(table, label, client, features, test, division, task)
 
 
+@checked
 def from_dataframe(
     frame: "pd.DataFrame",
     *,
@@ -125,7 +141,7 @@ def from_dataframe(
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     task: Task | None = None,
     name: str = "dataframe",
 ) -> FederatedData:
@@ -162,15 +178,37 @@ def table_of(frame: "pd.DataFrame", name: str) -> Table:
     import_arrow("A DataFrame")
     import pyarrow as pa
 
+    if not hasattr(frame, "columns") or not hasattr(frame, "set_axis"):
+        raise FedMomError(f"{name}: frame is {short(frame)}. It must be a pandas DataFrame.")
+
     def read(column: str) -> "pa.ChunkedArray":
+        values = frame[column]
+        if values.dtype == object:
+            _check_objects(f"{name}: column {column!r}", set(map(type, values.dropna())))
         try:
-            return pa.chunked_array([pa.array(frame[column], from_pandas=True)])
-        except (pa.ArrowException, TypeError) as error:
+            array = pa.array(values, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise FedMomError(f"{name}: column {column!r} cannot be read: {said(error)}.") from None
+        return pa.chunked_array([array])
 
     if not all(isinstance(column, str) for column in frame.columns):
-        frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
+        frame = frame.set_axis([str(column) for column in frame.columns], axis="columns")
     return Table(name, list(frame.columns), len(frame), read)
+
+
+def _check_objects(what: str, kinds: set[type]) -> None:
+    """Refuse a column of several types: Arrow takes the number 0 for the day 1970-01-01."""
+    words = {
+        kind: next((word for word, known in OBJECTS.items() if issubclass(kind, known)), None)
+        for kind in kinds
+        if not issubclass(kind, np.timedelta64)
+    }
+    if len(words) < len(kinds) or len({*words.values()}) > 1 or None in words.values():
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise FedMomError(
+            f"{what} has values of type {names}. All must be texts, bools, numbers, or lists of"
+            " numbers."
+        )
 
 
 def is_table(path: Path) -> bool:
@@ -218,7 +256,7 @@ def _csv(path: Path, wanted: set[str] | None, client: str | None) -> Table:
         what, room = f"{path.name} with {len(asked):,} columns", COLUMN * len(asked)
         check_ratio(what, room, path.stat().st_size, "Save it as .parquet if it is right.")
         check_memory(what, room + 12 * rows * len(asked), SMALLER)
-        types = {client: pa.string()} if client else {}  # 007 is not 7
+        types = {} if client is None else {client: pa.string()}  # 007 is not 7
         convert = arrow_csv.ConvertOptions(
             include_columns=asked, column_types=types, null_values=[""], strings_can_be_null=True
         )

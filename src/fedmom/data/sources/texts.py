@@ -1,19 +1,21 @@
 """Plain text for character models: a text per client, or texts to be dealt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
-from fedmom.core.validation import Seed, check_memory
+from fedmom.core.validation import MOST, Between, Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split, aligned
 from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.assembly import Division, Owners, owners
 from fedmom.data.rows.values import Rows, as_array, numbers_or_texts
-from fedmom.data.source_files import check_splits, file_identity, read_text
+from fedmom.data.source_files import check_splits, file_identity, is_folder, read_text
 from fedmom.data.store.writer import cached, save_store
 
 WINDOW = 80
@@ -22,14 +24,15 @@ CODES = 0x110000  # Unicode has no more characters
 READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former
 
 
+@checked
 def from_texts(
-    texts: str | Path | Mapping[str, str] | Sequence[str],
+    texts: str | Path | Mapping[str, str] | Rows,
     client_ids: Rows | None = None,
     *,
-    window: int = WINDOW,
+    window: Annotated[int, Between(1, MOST)] = WINDOW,
     test_fraction: float | None = None,
     partition: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     name: str | None = None,
 ) -> FederatedData:
     """Build a population for character models: after ``window`` characters, which comes next?
@@ -57,12 +60,14 @@ def from_texts(
         >>> list(data.users), data.train.size.tolist(), "".join(data.class_names)
         (['ann', 'bob'], [79, 70], ' adeginost')
     """
-    if window < 1:
-        raise FedMomError(f"texts: window={window} must be at least 1.")
-    ids = None if client_ids is None else as_array("texts: client ids", client_ids)
+    ids = None if client_ids is None else as_array("texts: client_ids", client_ids)
     if isinstance(texts, str | Path):
-        top = user_path(str(texts), "folder")
+        top = user_path(str(texts), "texts")
         name = name or top.resolve().name
+        if ids is not None:
+            raise FedMomError(
+                f"texts is the folder {top}, which has clients already. Leave client_ids out."
+            )
         texts, ids = _read_folder(top, partition is None)
     name = name or "texts"
     if isinstance(texts, Mapping):
@@ -70,7 +75,8 @@ def from_texts(
             raise FedMomError(f"{name}: a mapping has clients already. Leave client_ids out.")
         texts, ids = list(texts.values()), np.array(list(texts), object)
     Division(test_fraction, partition, seed).check(name, ids=ids is not None)
-    joined = _joined(name, list(texts), ids, partition, seed)
+    own = as_array(f"{name}: texts", texts).tolist()
+    joined = _joined(name, own, ids, partition, seed)
     return _windows(name, joined, window, test_fraction)
 
 
@@ -82,7 +88,7 @@ def is_texts(path: Path) -> bool:
 def load_texts(
     path: Path,
     *,
-    window: int = WINDOW,
+    window: Annotated[int, Between(1, MOST)] = WINDOW,
     test_fraction: float | None = None,
     seed: Seed = 0,
     partition: str | None = None,
@@ -107,7 +113,7 @@ def _files(top: Path) -> list[Path]:
 
 def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.generic] | None]:
     """Return the texts of a folder, and the clients that its files or folders stand for."""
-    files = _files(top) if top.is_dir() else []
+    files = _files(top) if is_folder(top) else []
     if not files:
         raise FedMomError(f"{top} is not a folder with .txt files, or with folders of them.")
     in_folders = {file.parent != top for file in files}
@@ -126,12 +132,12 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
 
 
 def _joined(
-    name: str, texts: list[str], ids: NDArray[np.generic] | None, partition: str | None, seed: int
+    name: str, texts: Any, ids: NDArray[np.generic] | None, partition: str | None, seed: int
 ) -> dict[str, str]:
     """Return one text for every client."""
-    for row, text in enumerate(texts):
+    for row, text in enumerate(texts if isinstance(texts, list) else [texts]):
         if not isinstance(text, str):
-            raise FedMomError(f"{name}: text {row} is a {type(text).__name__}, not a text.")
+            raise FedMomError(f"{name}: texts: row {row} is {short(text)}. It must be a text.")
     if not texts:
         raise FedMomError(f"{name} has no texts.")
     if ids is None:
@@ -142,7 +148,7 @@ def _joined(
         clients = owners(name, ids)
     if len(clients.rows) != len(texts):
         raise FedMomError(
-            f"{name}: there are {len(texts)} texts and {len(clients.rows)} client ids. Give one"
+            f"{name}: there are {len(texts)} texts and {len(clients.rows)} client_ids. Give one"
             " for each text."
         )
     own: list[list[str]] = [[] for _ in clients.users]
