@@ -251,7 +251,7 @@ def test_a_function_in_the_working_folder_has_a_name_on_the_command_line(tmp_pat
     ("settings", "words"),
     [
         ({"data": [1, 2]}, "data is a list"),
-        ({"model": 3.5j}, "3.5j is not a net"),
+        ({"model": 3.5j}, "net is 3.5j. Give"),
         ({"algorithm": object()}, "is no algorithm"),
         ({"algorithm": "@nowhere.fedlion"}, "@nowhere.fedlion cannot be imported"),
         ({"algorithm": "@fedlion"}, "Write @module.function"),

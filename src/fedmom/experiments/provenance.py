@@ -1,5 +1,6 @@
 """What a run was started with, so that it cannot resume on other data or settings unnoticed."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
+from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
@@ -32,8 +34,28 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
 
 
-def trained_on(path: Path) -> Schema | None:
-    """Return what a run was trained on; None in folders of earlier versions."""
+def trained_on(path: Path, data: FederatedData, say: Say) -> Schema:
+    """Return what a run was trained on.
+
+    Folders of earlier versions do not say it; there it is what the data is now.
+
+    Args:
+        path: The run's folder.
+        data: The data as it is now.
+        say: Told if that is not what it was.
+    """
+    if (found := _schema(path)) is not None:
+        return found
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        if dict(parse_json(read_file(path / STARTED))["data"]) != facts(data):
+            say(
+                f"{path} is of an earlier version and has no {SCHEMA}, and its data has changed"
+                " since. Columns and classes are not compared with those that it was trained on."
+            )
+    return Schema.of(data)
+
+
+def _schema(path: Path) -> Schema | None:
     try:
         return Schema.from_json(read_file(path / SCHEMA), str(path / SCHEMA))
     except FileNotFoundError:
@@ -93,7 +115,7 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
 
 def _forms(path: Path, data: FederatedData) -> list[tuple[str, Any, Any]]:
     """Return what the form of the data was and is, where both are known."""
-    if (schema := trained_on(path)) is None:
+    if (schema := _schema(path)) is None:
         return []
     before, now = schema.facts(), Schema.of(data).facts()
     both = [key for key in now if None not in (before[key], now[key])]
