@@ -18,7 +18,7 @@ from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.core.identity import UnidentifiedError, fingerprint, given_name, importable, label
-from fedmom.core.registry import Registry, is_object
+from fedmom.core.registry import NAMED, Registry, is_object
 from fedmom.core.user_code import parts as user_code_of
 from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
@@ -28,8 +28,6 @@ from fedmom.experiments.settings import kebab
 from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
-
-NAMED = "named"  # in the place of digits, of an object that the user has named
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,17 +65,24 @@ def _row(table: Registry, word: str, value: Any, function: Callable[..., Any]) -
     return table.adopt(word, fingerprint(value), function)
 
 
-def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parts of the code behind every ``@module.function`` in settings, by name.
+def user_functions(settings: Mapping[str, Any]) -> list[Callable[..., Any]]:
+    """Import the function behind every ``@module.function`` in settings, as it is by now.
 
-    A dataset's is left out: its content is known.
+    That of data is left out: its content is known.
     """
+    return [
+        _NAMING[name][1][0].find(spec)
+        for name in sorted(_NAMING.keys() - {"data", "runtime"})
+        for spec in str(settings.get(name, "")).split("+")
+        if spec.startswith("@")
+    ]
+
+
+def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of the code behind every ``@module.function`` in settings, by name."""
     found: dict[str, str] = {}
-    for name in _NAMING.keys() - {"data", "runtime"}:
-        specs = str(settings.get(name, "")).split("+")
-        for spec in specs:
-            if spec.startswith("@"):
-                found |= user_code_of(_NAMING[name][1][0].find(spec))
+    for function in user_functions(settings):
+        found |= user_code_of(function)
     return dict(sorted(found.items()))
 
 
