@@ -390,3 +390,41 @@ def test_a_module_that_was_loaded_again_is_the_one_that_trains(tmp_path, monkeyp
         given = fedmom.run(algorithm=optax.sgd(rate), out=tmp_path / f"object{rate}", **common)
         assert given.result.last("test", "loss") == losses[-1]
     assert losses[0] != losses[1]
+
+
+SCALE = 0.1
+
+
+def scaled(params, x, _key):
+    return SCALE * (x @ params)
+
+
+def first_weights(key):
+    return 0.1 * jax.random.normal(key, (60, 10))
+
+
+def stepped(aggregate, state, params):
+    return jax.tree.map(lambda w, g: w - SCALE * g, params, aggregate), state, {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: {"model": fedmom.Model(first_weights, scaled)},
+        lambda: {"model": lambda _features: fedmom.Model(first_weights, scaled)},
+        lambda: {"algorithm": fedmom.Algorithm(fedmom.Server(lambda _: (), stepped))},
+        lambda: {"algorithm": fedmom.Server(lambda _: (), stepped)},
+    ],
+)
+def test_a_global_number_that_was_changed_in_between_counts(tmp_path, monkeypatch, given):
+    common = {"data": DATA, "algorithm": "fedavg", "rounds": 2, "lr": 0.01, "progress": False}
+
+    def loss(name):
+        run = fedmom.run(**{**common, **given()}, out=tmp_path / name)
+        return run.result.last("test", "loss")
+
+    slow = loss("slow")
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    fast = loss("fast")
+    jax.clear_caches()  # as in another process
+    assert loss("fast again") == fast != slow

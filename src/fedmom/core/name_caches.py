@@ -16,6 +16,13 @@ def cached_by_name(function: Callable[P, T]) -> Callable[P, T]:
     return made  # type: ignore[return-value]
 
 
+def forget_programs() -> None:
+    """Compile anew: what programs were compiled with has other content by now."""
+    import jax
+
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+
+
 def forget() -> None:
     """Forget what names have meant: one of them means something else by now."""
     for made in _caches:

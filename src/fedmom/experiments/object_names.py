@@ -7,6 +7,7 @@ that the user has named is ``lr = "my-schedule@named"``. A function that can be 
 its place, ``@my_nets.cnn``, and is found without help.
 """
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -17,7 +18,15 @@ from typing import Any
 from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.core.identity import UnidentifiedError, fingerprint, given_name, importable, label
+from fedmom.core.identity import (
+    UnidentifiedError,
+    fingerprint,
+    given_name,
+    has_changed,
+    importable,
+    label,
+)
+from fedmom.core.name_caches import forget, forget_programs
 from fedmom.core.registry import NAMED, Registry, is_object
 from fedmom.core.user_code import parts as user_code_of
 from fedmom.data import DATASETS
@@ -62,6 +71,8 @@ def _row(table: Registry, word: str, value: Any, function: Callable[..., Any]) -
     """Name an object as the user has named it, or by its fingerprint."""
     if name := given_name(value):
         return table.adopt(name, NAMED, function)
+    if has_changed(value):
+        forget_programs()
     return table.adopt(word, fingerprint(value), function)
 
 
@@ -70,12 +81,17 @@ def user_functions(settings: Mapping[str, Any]) -> list[Callable[..., Any]]:
 
     That of data is left out: its content is known.
     """
-    return [
+    found = [
         _NAMING[name][1][0].find(spec)
         for name in sorted(_NAMING.keys() - {"data", "runtime"})
         for spec in str(settings.get(name, "")).split("+")
         if spec.startswith("@")
     ]
+    with contextlib.suppress(UnidentifiedError):
+        if any(has_changed(function) for function in found):
+            forget()
+            forget_programs()
+    return found
 
 
 def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
