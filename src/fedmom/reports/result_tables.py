@@ -48,7 +48,8 @@ def verdict(groups: Sequence[Group], goal: float | None) -> str:
     names += [f"{len(rest) - OTHERS_NAMED} more"] if len(rest) > OTHERS_NAMED else []
     by = ranked_by(groups)
     if len(reached) == len(groups) > 1 and all(r == fewest for r, _ in rest):
-        return f"Test {by.metric} {by.text(goal)}: all took {_short(fewest)} rounds."
+        said = f"Test {by.metric} {by.text(goal)}: all took {_short(fewest)} rounds."
+        return said if fewest else ""  # the first model had it
     return (
         f"Test {by.metric} {by.text(goal)}: {fastest} took {_short(fewest)} rounds"
         f" ({', '.join(names) or 'no other did'})."
