@@ -356,3 +356,75 @@ def test_two_objects_of_one_name_are_not_one_run(tmp_path):
     rates = [fedmom.named(lambda t, lr=lr: lr + 0 * t, "mine") for lr in (0.1, 0.2)]
     with pytest.raises(FedMomError, match="Two objects are named 'mine'"):
         fedmom.sweep({"lr": rates}, data=DATA, out=tmp_path / "sweep")
+
+
+def test_an_object_of_a_name_used_before_is_the_one_that_trains(tmp_path):
+    common = {"data": DATA, "algorithm": "fedavg", "rounds": 2, "progress": False}
+    losses = [
+        fedmom.run(
+            lr=fedmom.named(lambda t, lr=lr: lr + 0 * t, "again"), out=tmp_path / f"{lr}", **common
+        ).result.last("test", "loss")
+        for lr in (0.001, 0.05)
+    ]
+    by_number = [
+        fedmom.run(lr=lr, out=tmp_path / f"number{lr}", **common).result.last("test", "loss")
+        for lr in (0.001, 0.05)
+    ]
+    np.testing.assert_allclose(losses, by_number, rtol=1e-5)
+
+
+def test_a_module_that_was_loaded_again_is_the_one_that_trains(tmp_path, monkeypatch):
+    import importlib
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    common = {"data": DATA, "rounds": 2, "lr": 0.01, "progress": False}
+    losses = []
+    for rate in (0.5, 2.0):
+        code = f"import optax\ndef method():\n    return optax.sgd({rate})\n"
+        (tmp_path / "loaded_again.py").write_text(code)
+        if "loaded_again" in sys.modules:
+            importlib.reload(sys.modules["loaded_again"])
+        run = fedmom.run(algorithm="@loaded_again.method", out=tmp_path / f"{rate}", **common)
+        losses.append(run.result.last("test", "loss"))
+        given = fedmom.run(algorithm=optax.sgd(rate), out=tmp_path / f"object{rate}", **common)
+        assert given.result.last("test", "loss") == losses[-1]
+    assert losses[0] != losses[1]
+
+
+SCALE = 0.1
+
+
+def scaled(params, x, _key):
+    return SCALE * (x @ params)
+
+
+def first_weights(key):
+    return 0.1 * jax.random.normal(key, (60, 10))
+
+
+def stepped(aggregate, state, params):
+    return jax.tree.map(lambda w, g: w - SCALE * g, params, aggregate), state, {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: {"model": fedmom.Model(first_weights, scaled)},
+        lambda: {"model": lambda _features: fedmom.Model(first_weights, scaled)},
+        lambda: {"algorithm": fedmom.Algorithm(fedmom.Server(lambda _: (), stepped))},
+        lambda: {"algorithm": fedmom.Server(lambda _: (), stepped)},
+    ],
+)
+def test_a_global_number_that_was_changed_in_between_counts(tmp_path, monkeypatch, given):
+    common = {"data": DATA, "algorithm": "fedavg", "rounds": 2, "lr": 0.01, "progress": False}
+
+    def loss(name):
+        run = fedmom.run(**{**common, **given()}, out=tmp_path / name)
+        return run.result.last("test", "loss")
+
+    slow = loss("slow")
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    fast = loss("fast")
+    jax.clear_caches()  # as in another process
+    assert loss("fast again") == fast != slow

@@ -172,3 +172,12 @@ def test_sigterm_is_a_polite_stop(tmp_path):
     logged = RunFolder.open(folder).rows("rounds.jsonl")[-1]["round"]
     assert saved >= 20
     assert 0 <= logged - saved <= 1  # nothing finished is lost
+
+
+def test_help_says_what_options_take():
+    shown = words(invoke("run", "--help"))
+    for option in (
+        *("--clients-per-round INTEGER", "--lr NUMBER|TEXT", "--bad-replies stop|skip"),
+        *("--weighting population|cohort|uniform", "--batches random|shuffled", "--data TEXT"),
+    ):
+        assert f"{option} " in shown

@@ -144,7 +144,7 @@ def test_a_loss_above_the_first_is_told_at_the_end(command, monkeypatch, capsys)
     code, _, err = main(monkeypatch, capsys, command, *options, *more, "--out=r")
     assert code == 0
     assert "the training loss ended above that of the first model: " in words(err)
-    assert "Try lr 1e+08." in words(err)
+    assert "Try lr auto" in words(err)
     assert ("lr0.001 from" in err, "lr1e9 from" in err) == (False, command == "sweep")
 
 

@@ -153,3 +153,7 @@ def test_one_of_several_runs_must_be_chosen(tmp_path):
     settings = {**TASK, "data": "synthetic:clients=4", "lr": 0.01, "out": tmp_path / "both"}
     fedmom.compare(["fedavg", "fedmom"], **settings)
     assert "holds 2 runs. Give one, such as" in refused("export", tmp_path / "both")
+
+
+def test_a_run_that_is_not_there_is_told_as_such(tmp_path):
+    assert "nowhere holds no run" in refused("predict", tmp_path / "nowhere", "synthetic")

@@ -1,10 +1,13 @@
 """What algorithms and rules decide: recorded as it is, and not to be given otherwise."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tomli_w
 
 import fedmom
 from fedmom.algorithms import RULES
@@ -130,3 +133,23 @@ def test_a_stage_in_settings_is_added_to_the_rule_of_an_algorithm(tmp_path):
     assert method.rule is ALGORITHM.rule
     again = fedmom.load(run.path, algorithm=ALGORITHM).resume(progress=False)
     assert again.settings == run.settings
+
+
+def test_a_folder_of_an_earlier_version_resumes_although_its_record_says_the_defaults(tmp_path):
+    run = fedmom.run(
+        algorithm=ALGORITHM,
+        out=tmp_path / "run",
+        callbacks=[lambda event: event.round == 1],
+        **COMMON,
+    )
+    config = settings.read(run.path / "config.toml")
+    started = json.loads((run.path / "started.json").read_text())
+    del started["code"]
+    earlier = {"server_lr": "auto", "aggregate": "mean", "weighting": "population", "lr": "auto"}
+    started["settings"] |= {**earlier, "solver": "sgd"}
+    config |= {name.replace("_", "-"): value for name, value in earlier.items()}
+    (run.path / "config.toml").write_text(tomli_w.dumps({**config, "solver": "sgd"}))
+    (run.path / "started.json").write_text(json.dumps(started))
+    again = fedmom.load(run.path, algorithm=ALGORITHM).resume(progress=False)
+    whole = fedmom.run(algorithm=ALGORITHM, out=tmp_path / "whole", **COMMON)
+    assert again.result.evals == whole.result.evals

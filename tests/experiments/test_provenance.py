@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import fedmom
-from fedmom.algorithms import named
 from fedmom.data.store.writer import save_store
 from fedmom.data.summary import facts
 from fedmom.experiments import build
@@ -189,7 +188,6 @@ def own_code(tmp_path, monkeypatch):
         (tmp_path / "own_code.py").write_text(CODE.replace(before, after) if before else CODE)
         monkeypatch.delitem(sys.modules, "own_code", raising=False)
         importlib.invalidate_caches()
-        named.algorithm.cache_clear()
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     write()

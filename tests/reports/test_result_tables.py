@@ -35,7 +35,9 @@ def test_the_target_is_what_the_runner_up_reaches_with_every_seed():
 
 
 def test_a_verdict_names_few_of_many():
-    groups = [Group(f"run {i}", [result([0, 0.9])]) for i in range(8)]
+    groups = [Group(f"run {i}", [result([0, 0.9])]) for i in range(7)]
+    assert result_tables.verdict(groups, 0.9) == "Test accuracy 0.900: all took 10 rounds."
+    groups.append(Group("run 7", [result([0, 0, 0.9])]))
     assert result_tables.verdict(groups, 0.9) == (
         "Test accuracy 0.900: run 0 took 10 rounds"
         " (run 1 10, run 2 10, run 3 10, run 4 10, run 5 10, 2 more)."

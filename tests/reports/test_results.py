@@ -6,6 +6,7 @@ import pytest
 
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
+from fedmom.reports import result_tables
 from tests.reports.runs import make_run
 
 
@@ -67,3 +68,26 @@ def test_common_settings_and_different_ones():
     common, different = results.common_settings([{"a": "1", "b": "2"}, {"a": "1", "c": "3"}])
     assert common == {"a": "1"}
     assert different == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("split", "key", "says"),
+    [
+        ("test", "f1", r"key is 'f1'\. It must be one of: round, loss, accuracy"),
+        ("tset", "loss", r"split is 'tset'\. It must be 'train' or 'test'"),
+    ],
+)
+def test_a_number_that_there_is_not_is_refused_by_name(tmp_path, split, key, says):
+    make_run(tmp_path / "run")
+    run = results.read(tmp_path / "run")
+    assert run.last("test", "accuracy") is not None
+    with pytest.raises(FedMomError, match=says):
+        run.last(split, key)
+
+
+def test_one_run_has_no_rounds_to_its_own_best(tmp_path):
+    make_run(tmp_path / "run")
+    groups = results.group_by_seed(results.find([tmp_path]))
+    assert results.target(groups) is None
+    assert not any("rounds to" in name for name in result_tables.grid(groups, None).columns)
+    assert "rounds to 0.200" in result_tables.grid(groups, 0.2).columns

@@ -1,7 +1,6 @@
 """Settings by name -> an algorithm. Equal settings give one object, whose programs runs share."""
 
 import re
-from functools import lru_cache
 from typing import Any
 
 import optax
@@ -11,6 +10,7 @@ from fedmom.algorithms.base import Algorithm, Rule, Server, Stage
 from fedmom.algorithms.local_work import Solver
 from fedmom.algorithms.server import averaged
 from fedmom.core.errors import FedMomError
+from fedmom.core.name_caches import cached_by_name
 from fedmom.core.registry import options, parameters_of
 from fedmom.core.types import Weighting
 
@@ -23,7 +23,7 @@ def default_of(spec: str, parameter: str) -> Any:
     return parameters[parameter].default if parameter in parameters else None
 
 
-@lru_cache(maxsize=256)
+@cached_by_name
 def algorithm(
     spec: str,
     server_lr: float | str = 1.0,
@@ -102,7 +102,7 @@ def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rul
     return tuple(STAGES.build(part) for part in before), RULES.build(last, weighting)
 
 
-@lru_cache(maxsize=256)
+@cached_by_name
 def solver(spec: str) -> Solver:
     """Return the client optimizer of a spec such as ``sgd:momentum=0.9``: a function of lr."""
     function = SOLVERS.find(spec)

@@ -1,7 +1,6 @@
 """Step sizes and local work that change over rounds: functions of t = 0, 1, 2, ..."""
 
 import math
-from functools import lru_cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ import optax
 from fedmom.algorithms import SCHEDULES
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
+from fedmom.core.name_caches import cached_by_name
 from fedmom.core.registry import split
 from fedmom.core.types import Schedule
 
@@ -44,7 +44,7 @@ def step(*, start: float, rate: float, rounds: int) -> Schedule:
     return optax.exponential_decay(start, rounds, rate, staircase=True)
 
 
-@lru_cache(maxsize=256)  # equal schedules are one object, so that runs share compiled programs
+@cached_by_name  # equal schedules are one object, so that runs share compiled programs
 def parse(value: float | str) -> float | Schedule:
     """Return a number as it is, and the schedule that a text like cosine:start=1,rounds=9 means."""
     if not isinstance(value, str):

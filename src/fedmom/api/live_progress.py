@@ -222,7 +222,7 @@ def _end(outcome: Outcome) -> str:
     """Return the test metric that a run has ended with."""
     if not isinstance(outcome, Result):
         return "no result"
-    value = outcome.last("test", outcome.metric)
+    value = outcome.last_if_any("test", outcome.metric)
     return f"no test {outcome.metric}" if value is None else f"test {outcome.metric} {value:.4f}"
 
 

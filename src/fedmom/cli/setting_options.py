@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import click
 
@@ -33,7 +33,7 @@ def options_of(
             field = RunConfig.model_fields[name]
             flag, shown = field.annotation is bool, defaults.get(kebab(name), field.default)
             text = (field.description or "") + ("" if shown is None else f" [default: {shown}]")
-            metavar = None if flag else name.split("_")[-1].upper()
+            metavar = None if flag else "|".join(_words(field.annotation))
             as_option = click.option(
                 f"--{kebab(name)}", name, is_flag=flag, default=None, metavar=metavar, help=text
             )
@@ -41,6 +41,19 @@ def options_of(
         return command
 
     return decorate
+
+
+def _words(annotation: Any) -> list[str]:
+    """Return what a setting may be, in the words of a help text."""
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if word != "own"]  # no choice of the user's
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    if list(kinds) == [annotation]:
+        return [_KINDS[annotation]] if annotation in _KINDS else []
+    return [word for kind in kinds for word in _words(kind)]
+
+
+_KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
 def setting_options(

@@ -44,7 +44,7 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
 
     path = out or run / "predictions.csv"
     check_file(path, "predictions.csv")
-    if not path.parent.is_dir():
+    if out and not path.parent.is_dir():
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )

@@ -29,6 +29,8 @@ _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _FEDMOM = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,59}")
 _names: dict[int, tuple[Callable[[], Any], str]] = {}  # by id: objects and the names they got
+_met: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # with their digests
+_CONTAINERS = (dict, list, tuple, set, frozenset, types.CodeType, np.ndarray)
 _holders: dict[str, int] = {}  # by name: the id of the object that got it last
 
 
@@ -130,6 +132,33 @@ def _digest(value: Any, seen: Seen) -> str:
     for part in _parts(value, seen):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
+
+
+def has_changed(value: Any) -> bool:
+    """Return whether a function or object, or a part of it, had other content when last met.
+
+    What was compiled with it then is out of date, such as after a change of a global number.
+
+    Examples:
+        >>> rates = [0.1]
+        >>> schedule = (lambda inside: lambda t: inside[0])(rates)
+        >>> first, rates[0] = has_changed(schedule), 0.2
+        >>> first, has_changed(schedule), has_changed(schedule)
+        (False, True, False)
+    """
+    seen: Seen = {}
+    _digest(value, seen)
+    changed = False
+    for _, part in seen.values():
+        if type(part) in _CONTAINERS or isinstance(part, type | types.ModuleType):
+            continue
+        try:
+            before, now = _met.get(part), _digest(part, {})
+            _met[part] = now
+        except TypeError:  # it has no hash, or cannot be referred to
+            continue
+        changed |= before not in (None, now)
+    return changed
 
 
 def label(value: Any) -> str:

@@ -22,11 +22,15 @@ from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.name_caches import forget
 from fedmom.core.validation import check_number
 
 T = TypeVar("T")
+NAMED = "named"  # in the place of digits, of an object that the user has named
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _BROKEN = (ImportError, AttributeError, SyntaxError)  # what a row of another package may raise
+
+_found: dict[str, Callable[..., Any]] = {}  # what @module.function was last
 
 
 class Registry(Mapping[str, Callable[..., Any]]):
@@ -69,6 +73,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         self.what, self._returns, self._takes, self._elsewhere = what, returns, takes, elsewhere
         self._rows: dict[str, str | Callable[..., Any]] = dict(rows)
         self._adopted: dict[str, Callable[..., Any]] = {}  # objects, which are not listed
+        self._digits: dict[str, str] = {}  # theirs, of which their names have a few
         self._searched = False
 
     def register(self, name: str, function: Callable[..., Any]) -> None:
@@ -120,6 +125,13 @@ class Registry(Mapping[str, Callable[..., Any]]):
             'box@5f3a9c01'
         """
         row = f"{name}@{digits[:8]}"
+        if self._digits.setdefault(row, digits) != digits:
+            raise FedMomError(
+                f"Two different {self.what}s would be called {row}. Give one of them a name:"
+                ' fedmom.named(obj, "my-name").'
+            )
+        if digits == NAMED and row in self._adopted:
+            forget()  # whatever its content was
         self._adopted[row] = function
         return row
 
@@ -266,6 +278,9 @@ def _imported(name: str) -> Callable[..., Any]:
         sys.path.pop()
     if not callable(found):
         raise FedMomError(f"{name} is not a function. Give the name of a function that returns it.")
+    if _found.setdefault(name, found) is not found:  # its module was loaded again
+        _found[name] = found
+        forget()
     return found
 
 

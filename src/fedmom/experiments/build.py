@@ -20,7 +20,7 @@ from fedmom.core.registry import options, options_of
 from fedmom.core.types import Schedule
 from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
-from fedmom.experiments import decided, defaults
+from fedmom.experiments import decided, defaults, object_names
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
 from fedmom.models import adapters
 from fedmom.models.base import Model
@@ -118,6 +118,7 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
         config: The settings.
         data: The dataset, if it is loaded already.
     """
+    object_names.user_functions(config.model_dump())  # if one was loaded again, forget the old one
     _check_algorithm(config)
     data = data or datasets.load(config.data)
     if config.clients_per_round > data.clients:

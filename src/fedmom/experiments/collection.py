@@ -59,7 +59,7 @@ def create(
     if not overwrite and any(os.path.lexists(folder / name) for name in LISTS):
         raise FedMomError(
             f"{folder} already holds runs. Resume them (fedmom resume {folder}), overwrite them"
-            " (--overwrite), or choose another --out."
+            " (--overwrite; overwrite=True in Python), or choose another --out."
         )
     load = cache(datasets.load)
     experiments = {name: prepare(config, load(config.data)) for name, config in configs.items()}

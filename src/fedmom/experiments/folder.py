@@ -54,7 +54,7 @@ class RunFolder:
         if os.path.lexists(path / "config.toml"):
             raise FedMomError(
                 f"{path} already holds a run. Resume it (fedmom resume {path}), overwrite it"
-                " (--overwrite), or choose another --out."
+                " (--overwrite; overwrite=True in Python), or choose another --out."
             )
         if path.exists() and not path.is_dir():
             raise FedMomError(f"{path} is a file. Choose another --out.")

@@ -7,6 +7,7 @@ that the user has named is ``lr = "my-schedule@named"``. A function that can be 
 its place, ``@my_nets.cnn``, and is found without help.
 """
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -17,8 +18,16 @@ from typing import Any
 from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.core.identity import UnidentifiedError, fingerprint, given_name, importable, label
-from fedmom.core.registry import Registry, is_object
+from fedmom.core.identity import (
+    UnidentifiedError,
+    fingerprint,
+    given_name,
+    has_changed,
+    importable,
+    label,
+)
+from fedmom.core.name_caches import forget, forget_programs
+from fedmom.core.registry import NAMED, Registry, is_object
 from fedmom.core.user_code import parts as user_code_of
 from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
@@ -28,8 +37,6 @@ from fedmom.experiments.settings import kebab
 from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
-
-NAMED = "named"  # in the place of digits, of an object that the user has named
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,20 +71,34 @@ def _row(table: Registry, word: str, value: Any, function: Callable[..., Any]) -
     """Name an object as the user has named it, or by its fingerprint."""
     if name := given_name(value):
         return table.adopt(name, NAMED, function)
+    if has_changed(value):
+        forget_programs()
     return table.adopt(word, fingerprint(value), function)
 
 
-def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parts of the code behind every ``@module.function`` in settings, by name.
+def user_functions(settings: Mapping[str, Any]) -> list[Callable[..., Any]]:
+    """Import the function behind every ``@module.function`` in settings, as it is by now.
 
-    A dataset's is left out: its content is known.
+    That of data is left out: its content is known.
     """
+    found = [
+        _NAMING[name][1][0].find(spec)
+        for name in sorted(_NAMING.keys() - {"data", "runtime"})
+        for spec in str(settings.get(name, "")).split("+")
+        if spec.startswith("@")
+    ]
+    with contextlib.suppress(UnidentifiedError):
+        if any(has_changed(function) for function in found):
+            forget()
+            forget_programs()
+    return found
+
+
+def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of the code behind every ``@module.function`` in settings, by name."""
     found: dict[str, str] = {}
-    for name in _NAMING.keys() - {"data", "runtime"}:
-        specs = str(settings.get(name, "")).split("+")
-        for spec in specs:
-            if spec.startswith("@"):
-                found |= user_code_of(_NAMING[name][1][0].find(spec))
+    for function in user_functions(settings):
+        found |= user_code_of(function)
     return dict(sorted(found.items()))
 
 

@@ -16,6 +16,7 @@ from fedmom.training.loop import Record
 
 PATIENCE = 3  # evaluations in a row with a loss above the first one's
 FACTOR = 10.0  # to the step size to try
+LARGEST_LR = 10.0  # of what a tenth is still worth a try: no default is above 3
 MOST_NAMED = 5  # runs, in the sentence about several
 
 
@@ -160,6 +161,8 @@ def advice(config: RunConfig) -> str:
         >>> advice(RunConfig(lr=0.1))
         'Try lr 0.01.'
     """
+    if not isinstance(config.lr, str) and config.lr > LARGEST_LR:
+        return "Try lr auto, the default for the algorithm and the data."
     if isinstance(config.lr, str):
         return f"Try a schedule that starts lower than lr {config.lr}."
     return f"Try lr {config.lr / FACTOR:.2g}."

@@ -13,7 +13,6 @@ from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
-from fedmom.experiments import decided, object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
 STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
@@ -114,6 +113,8 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
         before.pop("data", None)
     settings, code = _settings(config), _code(config)
     if not code_before and "@" in config.algorithm + config.aggregate:
+        from fedmom.experiments import decided  # loads JAX, as below
+
         # An earlier version's, which did not record what objects decide.
         before = {key: before[key] for key in before.keys() - decided.settings(config).keys()}
     pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
@@ -154,6 +155,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 def _code(config: RunConfig) -> dict[str, str]:
     """Return what the settings' functions of the user's own are made of, and for which Python."""
+    from fedmom.experiments import object_names
+
     parts = object_names.user_code(config.model_dump())
     return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **parts}
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, parse_json, read_file, slug
 from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
+from fedmom.experiments import run_labels
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
@@ -23,8 +24,6 @@ from fedmom.runtimes.devices.journal import EVENTS
 Points = list[tuple[int, float]]
 THEORY = "theory.json"  # what `fedmom theory check` has said of a run
 COMPARE_LIST, SWEEP_LIST = LISTS = "compare.json", "sweep.json"
-# After the algorithm, these settings name a run first, if they differ.
-NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
 NO_METRICS = ("round", "split", "loss", "clients", "samples")  # of the numbers of a line
 REASONS_NAMED = 3  # of rejected replies
 NOT_NAMING = ("seed", "tensorboard", "runtime")
@@ -100,7 +99,24 @@ class Result:
         return [(row["round"], row[key]) for row in rows if key in row]
 
     def last(self, split: str, key: str) -> float | None:
-        """Return a number of the last evaluation; None before the first, or where it has none."""
+        """Return a number of the last evaluation, such as ``last("test", "accuracy")``.
+
+        Returns:
+            The number; None before the first evaluation, or without test samples.
+
+        Raises:
+            FedMomError: No evaluation has a number of this name.
+        """
+        if split not in ("train", "test"):
+            raise FedMomError(f"last: split is {split!r}. It must be 'train' or 'test'.")
+        names = dict.fromkeys(name for row in self.evals for name in row)
+        if names and key not in names:
+            numbers = [name for name in names if name not in ("split", LOWER_IS_BETTER, UNRANKED)]
+            raise FedMomError(f"last: key is {key!r}. It must be one of: {', '.join(numbers)}.")
+        return self.last_if_any(split, key)
+
+    def last_if_any(self, split: str, key: str) -> float | None:
+        """Return a number of the last evaluation; None where there is no such number."""
         return next((r.get(key) for r in reversed(self.evals) if r["split"] == split), None)
 
     def logged(self, key: str) -> Points:
@@ -252,7 +268,7 @@ def group_by_seed(results: Sequence[Result]) -> list[Group]:
         seen[settings, run.config.seed] += 1
         groups.setdefault((settings, times), []).append(run)
     firsts = [runs[0] for runs in groups.values()]
-    labels = _labels([run.label for run in firsts], [run.settings() for run in firsts])
+    labels = run_labels.apart([run.label for run in firsts], [run.settings() for run in firsts])
     return [Group(label, runs) for label, runs in zip(labels, groups.values(), strict=True)]
 
 
@@ -273,8 +289,10 @@ def as_groups(results: Mapping[str, Result]) -> list[Group]:
     return [Group(group.label + _early(group.runs), group.runs) for group in groups]
 
 
-def target(groups: Sequence[Group]) -> float:
-    """Return the best test metric of the runner-up: what shows who was faster."""
+def target(groups: Sequence[Group]) -> float | None:
+    """Return the best test metric of the runner-up: what shows who was faster; None of one run."""
+    if len(groups) < 2:
+        return None
     best = sorted((group.best() for group in groups), reverse=ranked_by(groups).better > 0)
     return best[min(1, len(best) - 1)]
 
@@ -362,30 +380,6 @@ def _early(runs: Sequence[Result]) -> str:
     counts = Counter(run.stop for run in runs if run.stop)
     texts = [s if len(runs) == 1 else f"{n} of {len(runs)} {s}" for s, n in counts.items()]
     return f" ({', '.join(texts)})" if texts else ""
-
-
-def _labels(labels: list[str], groups: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return labels, each with as many settings as it takes to tell the groups apart."""
-    for name in dict.fromkeys([*NAMING, *(n for group in groups for n in group)]):
-        alike: dict[str, set[str | None]] = {}
-        for label, group in zip(labels, groups, strict=True):
-            alike.setdefault(label, set()).add(group.get(name))
-        labels = [
-            label if len(alike[label]) == 1 else f"{label}, {_said(name, group.get(name))}"
-            for label, group in zip(labels, groups, strict=True)
-        ]
-        if len(set(labels)) == len(labels):
-            break
-    times = [labels[:place].count(label) + 1 for place, label in enumerate(labels)]
-    return [f"{x} ({n})" if n > 1 else x for x, n in zip(labels, times, strict=True)]
-
-
-def _said(name: str, value: str | None) -> str:
-    if value is None:
-        return f"no {name}"
-    if name == "data":  # a path is long, and its end says most
-        return Path(value).name
-    return f"{name} {value}"
 
 
 def _text(value: Any) -> str:

@@ -221,7 +221,7 @@ class Measure:
         """Return a run's last number, the worst there is if it diverged, None before its end."""
         if run.diverged:
             return -self.better * math.inf
-        return run.last(self.split, self.key) if run.finished else None
+        return run.last_if_any(self.split, self.key) if run.finished else None
 
     def by_seed(self, group: Group) -> dict[int, float]:
         """Return the numbers of the runs that have ended, by seed."""

@@ -3,11 +3,11 @@
 Importing this package does not import JAX: ``build`` does.
 """
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.name_caches import cached_by_name
 from fedmom.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
     return _build(spec, features, integers=integers)
 
 
-@lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
+@cached_by_name  # equal models are one object, so that runs share compiled programs
 def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
     from fedmom.core.compilation import keep_programs
     from fedmom.models.base import Model, fitted

@@ -35,8 +35,10 @@ EVENT_WORDS = {
 }
 
 
-def verdict(groups: Sequence[Group], goal: float) -> str:
+def verdict(groups: Sequence[Group], goal: float | None) -> str:
     """Return a sentence on which run was fastest to a test metric; nothing if none reached it."""
+    if goal is None:
+        return ""
     rounds = ((group.rounds_to(goal), group.label) for group in groups)
     reached = [(r, label) for r, label in rounds if r is not None]
     if not reached:
@@ -45,22 +47,26 @@ def verdict(groups: Sequence[Group], goal: float) -> str:
     names = [f"{label} {_short(r)}" for r, label in rest[:OTHERS_NAMED]]
     names += [f"{len(rest) - OTHERS_NAMED} more"] if len(rest) > OTHERS_NAMED else []
     by = ranked_by(groups)
+    if len(reached) == len(groups) > 1 and all(r == fewest for r, _ in rest):
+        said = f"Test {by.metric} {by.text(goal)}: all took {_short(fewest)} rounds."
+        return said if fewest else ""  # the first model had it
     return (
         f"Test {by.metric} {by.text(goal)}: {fastest} took {_short(fewest)} rounds"
         f" ({', '.join(names) or 'no other did'})."
     )
 
 
-def grid(groups: Sequence[Group], goal: float) -> Grid:
-    """Return a comparison as a table, with the rounds to a value of the test metric."""
-    ends = {run.last("test", "round") for group in groups for run in group.runs}
+def grid(groups: Sequence[Group], goal: float | None) -> Grid:
+    """Return a comparison as a table, with the rounds to a value of the test metric if given."""
+    ends = {run.last_if_any("test", "round") for group in groups for run in group.runs}
     one_end = len(ends) == 1 and None not in ends
     by, shown = ranked_by(groups), _metrics(groups)
     columns = [
         *("run", *(() if one_end else ("round",)), "train loss"),
         *(f"test {metric}" for metric in shown),
         *(() if by.metric == "loss" else PERCENTILES),
-        *(f"rounds to {by.text(goal)}", "MB sent", "time (s)"),
+        *(() if goal is None else (f"rounds to {by.text(goal)}",)),
+        *("MB sent", "time (s)"),
     ]
     rows = [_row(group, by, shown, goal, with_round=not one_end) for group in groups]
     title = "Last evaluation" + (f", round {ends.pop():.0f}" if one_end else "")
@@ -165,7 +171,7 @@ def _range(numbers: Sequence[float]) -> str:
 
 
 def _row(
-    group: Group, by: RankedBy, metrics: Sequence[str], goal: float, *, with_round: bool
+    group: Group, by: RankedBy, metrics: Sequence[str], goal: float | None, *, with_round: bool
 ) -> list[str]:
     runs = group.steady
     ends = _lasts(runs, "test", "round")
@@ -175,7 +181,7 @@ def _row(
         mean_text(_lasts(runs, "train", "loss")),
         *(mean_text(_lasts(runs, "test", m), RankedBy(m, runs[0].better(m)).form) for m in metrics),
         *(_percentile(runs, by, name) for name in PERCENTILES if by.metric != "loss"),
-        _reached([run.rounds_to(goal) for run in group.runs]),
+        *([] if goal is None else [_reached([run.rounds_to(goal) for run in group.runs])]),
         f"{statistics.fmean(run.megabytes for run in runs):.1f}",
         f"{statistics.fmean(run.seconds for run in runs):.1f}",
     ]
@@ -201,7 +207,7 @@ def _reached(rounds: Sequence[int | None]) -> str:
 
 def _lasts(runs: Iterable[Result], split: str, key: str) -> list[float]:
     """Return a number of the last evaluations, of the runs that have it."""
-    values = (run.last(split, key) for run in runs)
+    values = (run.last_if_any(split, key) for run in runs)
     return [value for value in values if value is not None]
 
 

@@ -139,7 +139,7 @@ def _theory(groups: Sequence[Group]) -> list[Section]:
     return [Section("Theory", [Words("\n\n".join(said))])] if said else []
 
 
-def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
+def _numbers(groups: Sequence[Group], goal: float | None) -> list[Part]:
     families = differences.families(groups)
     sentences = [
         result_tables.verdict(groups, goal) if len(groups) > 1 else "",

@@ -243,5 +243,5 @@ def _order(text: str) -> tuple[float, str]:
 
 
 def _ends(runs: Sequence[Result], split: str, key: str) -> list[float]:
-    values = (run.last(split, key) for run in runs)
+    values = (run.last_if_any(split, key) for run in runs)
     return [value for value in values if value is not None]
