@@ -32,7 +32,7 @@ def test_the_best_step_size_is_that_of_a_dense_grid(beta, decay):
     )
 
 
-def problem(seed):
+def problem(seed, decay):
     """A random population, plan and horizon; condition numbers from 1.01 to 3,000."""
     rng = np.random.default_rng(seed)
     clients = int(rng.integers(3, 60))
@@ -46,20 +46,27 @@ def problem(seed):
     )
     rounds = int(10 ** rng.uniform(1, 2.7))
     per_round, steps = int(rng.integers(1, clients + 1)), int(rng.choice([1, 2, 5, 10]))
-    return population, Plan(per_round=per_round, steps=steps), rounds
+    rounds = rounds if decay == "constant" else rounds // 5 + 5
+    return population, Plan(per_round=per_round, steps=steps, decay=decay), rounds
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(4), pytest.param(range(4, 150), marks=pytest.mark.thorough)], ids=str
+    ("decay", "seeds"),
+    [
+        ("constant", range(4)),
+        pytest.param("constant", range(4, 60), marks=pytest.mark.thorough),
+        pytest.param("cosine", range(40), marks=pytest.mark.thorough),
+    ],
+    ids=str,
 )
-def test_no_dip_of_random_problems_is_missed(seeds):
+def test_no_dip_of_random_problems_is_missed(decay, seeds):
     for seed in seeds:
-        population, plan, rounds = problem(seed)
+        population, plan, rounds = problem(seed, decay)
         (duel,) = duels(population, plan, [rounds])
         recursion = Recursion(population, plan)
         away = population.start - population.minimizer
         least = 1e-12 * population.mean_curvature @ away**2 / 2  # below it, all is as good
-        lrs = np.geomspace(1e-3 * duel.fedmom.lr, 100 * duel.fedavg.lr, 4000)
+        lrs = np.geomspace(1e-3 * duel.fedmom.lr, 30 * duel.fedavg.lr, 1500)
         for best in (duel.fedavg, duel.fedmom):
             dense = recursion.after(lrs, rounds, momentum=best.momentum).min()
             assert best.loss <= 1.01 * max(dense, least), seed

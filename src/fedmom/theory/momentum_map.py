@@ -18,8 +18,8 @@ from fedmom.theory.expected_loss import CEILING, Recursion
 from fedmom.theory.measurement_budget import Tick
 from fedmom.theory.quadratic import Plan, QuadraticClients, random_clients
 
-PER_DECADE = {"constant": 80, "cosine": 10}  # γ of the first grid; a γ that decays takes longer
-DIPS = 3  # that are looked at
+PER_DECADE = 80  # γ of the first grid
+DIPS = 8  # that are looked at
 FINER = 8  # γ of a finer grid, around a dip
 TIMES = 2  # finer grids
 TIE = 1.1  # losses closer than this factor are a tie
@@ -256,11 +256,10 @@ def _search(
     if min(rounds) < 1:
         raise FedMomError(f"rounds {min(rounds)}: must be at least 1.")
     pairs = [(t, beta) for t in rounds for beta in momenta]
-    per_decade = PER_DECADE[recursion.plan.decay]
-    grid = _grid(recursion, max(rounds), per_decade)
+    grid = _grid(recursion, max(rounds))
     lrs = np.tile(grid, (len(pairs), 1))
     found = _dips(lrs, _losses(recursion, pairs, lrs))
-    width = 10 ** (1 / per_decade)
+    width = 10 ** (1 / PER_DECADE)
     for _ in range(TIMES):
         around = np.geomspace(1 / width, width, FINER)
         lrs = (found[:, :, :1] * around).reshape(len(pairs), -1)
@@ -295,11 +294,11 @@ def _least(found: Array) -> Array:
     return np.take_along_axis(found, place, axis=-2)[..., 0, :]
 
 
-def _grid(recursion: Recursion, rounds: int, per_decade: int) -> Array:
+def _grid(recursion: Recursion, rounds: int) -> Array:
     """Return γ from where a run hardly moves to where local steps diverge."""
     steepest = float(np.max(recursion.clients.curvature))
-    top = 4 / steepest
+    top = 4 / (steepest * float(np.mean(recursion.plan.rates(rounds))))
     steps = float(np.mean(recursion.plan.steps))
     bottom = 1e-2 / (steepest * steps * np.sqrt(rounds))
-    count = int(np.ceil(per_decade * np.log10(top / bottom))) + 1
-    return top * 10.0 ** (-np.arange(count)[::-1] / per_decade)
+    count = int(np.ceil(PER_DECADE * np.log10(top / bottom))) + 1
+    return top * 10.0 ** (-np.arange(count)[::-1] / PER_DECADE)
