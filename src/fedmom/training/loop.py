@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,7 @@ class Record:
         return row | {name: value for name, value in more.items() if value}
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Watches the questions and replies of a run, without a part in it."""
 
