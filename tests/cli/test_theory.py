@@ -106,6 +106,13 @@ def test_the_counterexample_is_a_table_and_a_figure():
     assert Path("t/counterexample.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_out_nothing_is_written():
+    invoke("theory", "counterexample")
+    text = invoke("theory", "advise", *TINY, "--rounds=3")
+    assert "What is proven" in text
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

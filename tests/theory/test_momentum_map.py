@@ -5,7 +5,7 @@ import pytest
 
 import fedmom
 from fedmom.reports import drawing
-from fedmom.theory.expected_loss import expected_excess
+from fedmom.theory.expected_loss import Recursion, expected_excess
 from fedmom.theory.momentum_map import (
     Best,
     ExpectedDuel,
@@ -30,6 +30,53 @@ def test_the_best_step_size_is_that_of_a_dense_grid(beta, decay):
     assert expected_excess(clients, plan, found.lr, 60, momentum=beta)[-1, 0] == pytest.approx(
         found.loss
     )
+
+
+def problem(seed, decay):
+    """A random population, plan and horizon; condition numbers from 1.01 to 3,000."""
+    rng = np.random.default_rng(seed)
+    clients = int(rng.integers(3, 60))
+    population = random_clients(
+        clients=clients,
+        dimension=int(rng.integers(1, 20)),
+        condition=float(1 + 10 ** rng.uniform(-2, 3.5)),
+        spread=float(rng.choice([0, 0.05, 0.3, 1])),
+        noise=float(rng.choice([0, 0.05, 0.3, 1])),
+        seed=seed,
+    )
+    rounds = int(10 ** rng.uniform(1, 2.7))
+    per_round, steps = int(rng.integers(1, clients + 1)), int(rng.choice([1, 2, 5, 10]))
+    rounds = rounds if decay == "constant" else rounds // 5 + 5
+    return population, Plan(per_round=per_round, steps=steps, decay=decay), rounds
+
+
+@pytest.mark.parametrize(
+    ("decay", "seeds"),
+    [
+        ("constant", range(4)),
+        pytest.param("constant", range(4, 60), marks=pytest.mark.thorough),
+        pytest.param("cosine", range(40), marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_no_dip_of_random_problems_is_missed(decay, seeds):
+    for seed in seeds:
+        population, plan, rounds = problem(seed, decay)
+        (duel,) = duels(population, plan, [rounds])
+        recursion = Recursion(population, plan)
+        away = population.start - population.minimizer
+        least = 1e-12 * population.mean_curvature @ away**2 / 2  # below it, all is as good
+        lrs = np.geomspace(1e-3 * duel.fedmom.lr, 30 * duel.fedavg.lr, 1500)
+        for best in (duel.fedavg, duel.fedmom):
+            dense = recursion.after(lrs, rounds, momentum=best.momentum).min()
+            assert best.loss <= 1.01 * max(dense, least), seed
+
+
+def test_the_narrow_dips_of_nearly_equal_curvatures_are_found():
+    alike = random_clients(clients=27, dimension=13, condition=1.08, spread=1, noise=0)
+    (duel,) = duels(alike, Plan(per_round=10, steps=1), [20])
+    assert duel.fedmom.lr == pytest.approx(0.0128, rel=0.01)
+    assert duel.ratio > 1.08
 
 
 def test_no_momentum_is_a_tie():

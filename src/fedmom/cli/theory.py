@@ -11,12 +11,11 @@ import click
 from fedmom.cli.output import FOLDER, OUT
 from fedmom.cli.setting_options import Command, gather, options_of
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import free_folder, parse_json, write_atomic
+from fedmom.core.files import parse_json, write_atomic
 from fedmom.core.progress import bars
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.results import THEORY
-from fedmom.experiments.settings import RunConfig
 from fedmom.reports.charts import Figure
 from fedmom.theory import counterexample as example
 from fedmom.theory.constants import Constants, Setting
@@ -27,10 +26,9 @@ from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
 if TYPE_CHECKING:
     from fedmom.experiments.build import Experiment
     from fedmom.theory.estimate import Estimates
-    from fedmom.theory.lr_advice import BestLr
 
 CONSTANT = click.FloatRange(max=1e100)  # products of them stay finite
-OUT_FOLDER = click.option("--out", type=FOLDER, default=Path("theory"), help="For figures.")
+OUT_FOLDER = click.option("--out", type=FOLDER, help="Draw the figure, into this folder.")
 ROUNDS = click.option("--rounds", type=click.IntRange(min=1), default=100, help="Rounds, T.")
 # Settings of a run that the bounds and the prediction depend on.
 TASK = (
@@ -134,7 +132,7 @@ def bounds(estimates: Path | None, lr: float | None, rounds: int, **options: Any
     help="A sweep, or any folder of runs: their best γ is shown [default: runs, if it is there].",
 )
 @OUT_FOLDER
-def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> None:
+def advise(rounds: int, experiments: Path | None, out: Path | None, **options: Any) -> None:
     """Advise a learning rate, from experiments and theorems.
 
     First what experiments found, or which to run; then what is proven.
@@ -150,11 +148,11 @@ def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> 
     if experiments is not None and not experiments.is_dir():
         raise FedMomError(f"There is no folder {experiments}. Give the folder of a sweep or runs.")
     experiment, budget, short_run = _task(options)
-    known = _known(experiment, experiments or Path("runs"))
+    known = tables.known(experiment, experiments or Path("runs"))
     with bars(OUT) as bar:
         found = estimate_task(experiment, budget, short_run, bar)
     for name in [name for name, best in known.items() if best is None]:
-        _suggest(experiment, name, rounds, found)
+        tables.suggest(experiment, name, rounds, found)
     OUT.print(tables.LOCAL_ESTIMATES)
     if found.gap.value > 0:
         _prove(experiment, found, rounds, short_run, out)
@@ -191,7 +189,7 @@ def check(folder: Path) -> None:
 
 @theory_commands.command()
 @OUT_FOLDER
-def counterexample(out: Path) -> None:
+def counterexample(out: Path | None) -> None:
     """Show the case that breaks the paper's Theorem 1.
 
     The corrected bound is shown next to the paper's.
@@ -203,7 +201,7 @@ def counterexample(out: Path) -> None:
 
 
 @theory_commands.command()
-@click.option("--data", metavar="DATA", help="Your task; without it, the general map is drawn.")
+@click.option("--data", metavar="DATA", help="Your task; without it, the general map.")
 @options_of(MOMENTUM_TASK)
 @click.option(
     "--momentum",
@@ -220,10 +218,9 @@ def counterexample(out: Path) -> None:
 )
 @click.option("--lowest-loss", type=float, default=0.0, help="f_inf of your task.")
 @count("--clients", SpectrumBudget.clients, "Clients looked at.")
-@click.option("--no-map", is_flag=True, help="Print the prediction only.")
 @OUT_FOLDER
-def momentum(data: str | None, beta: float, no_map: bool, out: Path, **options: Any) -> None:
-    """Predict whether FedMom beats FedAvg, and draw the map.
+def momentum(data: str | None, beta: float, out: Path | None, **options: Any) -> None:
+    """Predict whether FedMom beats FedAvg, and draw the map (with --out).
 
     Each is taken at its own best γ: on quadratic clients the expected loss after T rounds is
     computed exactly, for every γ. Your task enters with its curvatures, noise and differences of
@@ -238,8 +235,8 @@ def momentum(data: str | None, beta: float, no_map: bool, out: Path, **options: 
         --clients-per-round 10 --weighting cohort --lr cosine:start=0.03,rounds=200 --rounds 200
     """
     if data is not None:
-        _momentum_of_task(data, beta, options, None if no_map else out)
-    elif not no_map:
+        _momentum_of_task(data, beta, options, out)
+    else:
         _general_momentum(beta, out)
 
 
@@ -295,73 +292,27 @@ def _task(options: dict[str, Any]) -> "tuple[Experiment, EstimateBudget, int]":
     return build.prepare(config), budget, short_run
 
 
-def _known(experiment: "Experiment", folder: Path) -> "dict[str, BestLr | None]":
-    """Print what finished runs found, and what to run next; return it."""
-    from fedmom.cli import theory_tables as tables
-    from fedmom.theory import lr_advice
-
-    config = experiment.config
-    names = ("fedsgd",) if config.algorithm == "fedsgd" else ("fedavg", "fedmom")
-    found = {name: lr_advice.found_best(folder, config.data, config.model, name) for name in names}
-    if folder.is_dir() and not any(found.values()):
-        OUT.print(f"No finished run of this data and model is in {folder}.")
-    if any(found.values()):
-        OUT.print(tables.experience_table(found, folder))
-    for name, best in found.items():
-        if best is None:
-            continue
-        for line in tables.experience_lines(best, config):
-            OUT.print(line, highlight=False)
-        if lrs := lr_advice.next_lrs(best):
-            _print_sweep(f"{name}: run next", experiment, best.config, lrs)
-    return found
-
-
-def _suggest(experiment: "Experiment", name: str, rounds: int, found: "Estimates") -> None:
-    """Print a grid of γ to run, where there are no experiments."""
-    from fedmom.algorithms import named as algorithms
-    from fedmom.theory.lr_advice import first_grid
-
-    config, beta = experiment.config, algorithms.default_of(name, "momentum")
-    if config.algorithm == name:
-        beta = config.momentum
-    update = {"algorithm": name, "rounds": rounds, "momentum": beta}
-    smoothness = found.smoothness.value
-    why = f"around 2/L = {2 / smoothness:.2g}, where SGD stops being stable"
-    if beta:
-        why = f"{1 - beta:.2g} of fedavg's, as updates add up to {1 / (1 - beta):.3g} of one"
-    lrs = first_grid(smoothness, beta or 0.0)
-    title = f"{name}: no runs to go by. Run these γ ({why})"
-    _print_sweep(title, experiment, config.model_copy(update=update), lrs)
-
-
-def _print_sweep(why: str, experiment: "Experiment", config: RunConfig, lrs: list[float]) -> None:
-    from fedmom.theory.lr_advice import sweep_command
-
-    out = free_folder(f"lr-{config.algorithm}").as_posix()
-    command = sweep_command(config, experiment.data.clients, lrs, out)
-    OUT.print(f"{why}:\n  {command}", highlight=False, markup=False)
-
-
 def _prove(
-    experiment: "Experiment", found: "Estimates", rounds: int, short_run: int, out: Path
+    experiment: "Experiment", found: "Estimates", rounds: int, short_run: int, out: Path | None
 ) -> None:
     """Print and draw what the theorems guarantee."""
     from fedmom.cli import theory_tables as tables
     from fedmom.theory.lr_advice import bound_figure, measured_gradients, setting_of, theorem_of
 
     constants, setting = found.constants(), setting_of(experiment)
-    proven, _ = theorem_of(experiment).best(constants, setting, rounds)
-    with bars(OUT) as bar:
-        lines = measured_gradients(experiment, proven, short_run, bar)
     OUT.print(tables.proven_table(constants, setting, rounds))
     OUT.print(tables.bounds_table(constants, setting, rounds, None))
     OUT.print(tables.estimates_table(experiment, found))
+    if out is None:
+        return
+    proven, _ = theorem_of(experiment).best(constants, setting, rounds)
+    with bars(OUT) as bar:
+        lines = measured_gradients(experiment, proven, short_run, bar)
     _draw(bound_figure(experiment, constants, proven, lines), out, note=False)
 
 
-def _general_momentum(beta: float, out: Path) -> None:
-    """Print and draw the map of random populations."""
+def _general_momentum(beta: float, out: Path | None) -> None:
+    """Print the map of random populations."""
     from fedmom.cli import theory_tables as tables
 
     with bars(OUT) as bar:
@@ -413,11 +364,13 @@ def _momentum_of_task(data: str, beta: float, options: dict[str, Any], out: Path
     _draw(figure([(name, drawn)], task=place), out)
 
 
-def _draw(drawn: Figure, out: Path, *, note: bool = True) -> None:
-    """Print a figure's note, save it, and print where it is."""
+def _draw(drawn: Figure, out: Path | None, *, note: bool = True) -> None:
+    """Print a figure's note; save it if there is a folder for it, and print where it is."""
     from fedmom.reports import drawing
 
     if note:
         OUT.print(drawn.note)
+    if out is None:
+        return
     for path in drawing.save(drawn, out):
         OUT.print(f"Figure: {path}")

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from fedmom.algorithms import named as algorithms
+from fedmom.cli.output import OUT
+from fedmom.core.files import free_folder
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.settings import RunConfig
 from fedmom.theory import lr_advice
@@ -139,6 +142,46 @@ def experience_lines(best: BestLr, task: RunConfig) -> list[str]:
     if others := lr_advice.differences(best.config, task):
         lines.append(f"{name}: the runs differ from this task in {', '.join(others)}.")
     return lines
+
+
+def known(experiment: Experiment, folder: Path) -> dict[str, BestLr | None]:
+    """Print what finished runs found, and what to run next; return it."""
+    config = experiment.config
+    names = ("fedsgd",) if config.algorithm == "fedsgd" else ("fedavg", "fedmom")
+    found = {name: lr_advice.found_best(folder, config.data, config.model, name) for name in names}
+    if folder.is_dir() and not any(found.values()):
+        OUT.print(f"No finished run of this data and model is in {folder}.")
+    if any(found.values()):
+        OUT.print(experience_table(found, folder))
+    for name, best in found.items():
+        if best is None:
+            continue
+        for line in experience_lines(best, config):
+            OUT.print(line, highlight=False)
+        if lrs := lr_advice.next_lrs(best):
+            _print_sweep(f"{name}: run next", experiment, best.config, lrs)
+    return found
+
+
+def suggest(experiment: Experiment, name: str, rounds: int, found: Estimates) -> None:
+    """Print a grid of γ to run, where there are no experiments."""
+    config, beta = experiment.config, algorithms.default_of(name, "momentum")
+    if config.algorithm == name:
+        beta = config.momentum
+    update = {"algorithm": name, "rounds": rounds, "momentum": beta}
+    smoothness = found.smoothness.value
+    why = f"around 2/L = {2 / smoothness:.2g}, where SGD stops being stable"
+    if beta:
+        why = f"{1 - beta:.2g} of fedavg's, as updates add up to {1 / (1 - beta):.3g} of one"
+    lrs = lr_advice.first_grid(smoothness, beta or 0.0)
+    title = f"{name}: no runs to go by. Run these γ ({why})"
+    _print_sweep(title, experiment, config.model_copy(update=update), lrs)
+
+
+def _print_sweep(why: str, experiment: Experiment, config: RunConfig, lrs: list[float]) -> None:
+    out = free_folder(f"lr-{config.algorithm}").as_posix()
+    command = lr_advice.sweep_command(config, experiment.data.clients, lrs, out)
+    OUT.print(f"{why}:\n  {command}", highlight=False, markup=False)
 
 
 def proven_table(constants: Constants, setting: Setting, rounds: int) -> Table:

@@ -189,9 +189,9 @@ class Overall:
     def _line(self, config: RunConfig, text: str) -> None:
         if not self._console.is_terminal:
             share = self._done / self._total if self._total else 1.0
+            left = f", {left}" if (left := self._left()) else ""
             self._console.print(
-                f"{self._count()}, {share:.0%} of the work{self._left()}:"
-                f" {self._name(config)}: {text}",
+                f"{self._count()}, {share:.0%} of the work{left}: {self._name(config)}: {text}",
                 highlight=False,
             )
 
@@ -205,7 +205,7 @@ class Overall:
             return ""
         minutes = round(max(0.0, self._total - self._done) / fresh * seconds / 60)
         hours = f"{minutes // 60} h " if minutes >= 60 else ""
-        return f", about {hours}{minutes % 60} min left"
+        return f"about {hours}{minutes % 60} min left"
 
 
 def complete(cache: Cache, parts: Sequence[str], console: Console, runtime: str = "local") -> None:

@@ -1,8 +1,9 @@
 """When does momentum win? FedAvg and FedMom on quadratic clients at their own best γ, as a map.
 
-The best γ is found in the same way for both: a grid with four γ to a factor of ten, then two finer
-ones around the best. All γ of a grid go through the rounds together, which one search after
-another for the least (a golden section) could not do.
+The best γ is found in the same way for both: a grid, then two finer ones around its lowest dips. As
+a function of γ, FedMom's loss after few rounds has many dips, which are narrow where curvatures are
+nearly equal. All γ of a grid go through the rounds together, which one search after another for the
+least (a golden section) could not do.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from fedmom.theory.expected_loss import CEILING, Recursion
 from fedmom.theory.measurement_budget import Tick
 from fedmom.theory.quadratic import Plan, QuadraticClients, random_clients
 
-PER_DECADE = 4
-FINER = 8  # γ of a finer grid
+PER_DECADE = 80  # γ of the first grid
+DIPS = 8  # that are looked at
+FINER = 8  # γ of a finer grid, around a dip
 TIMES = 2  # finer grids
 TIE = 1.1  # losses closer than this factor are a tie
 PER_ROUND = (1, 2, 5, 10, 20, 50)  # clients, the rows of a map
@@ -255,31 +257,47 @@ def _search(
         raise FedMomError(f"rounds {min(rounds)}: must be at least 1.")
     pairs = [(t, beta) for t in rounds for beta in momenta]
     grid = _grid(recursion, max(rounds))
-    found = _least(recursion, pairs, np.tile(grid, (len(pairs), 1)))
+    lrs = np.tile(grid, (len(pairs), 1))
+    found = _dips(lrs, _losses(recursion, pairs, lrs))
     width = 10 ** (1 / PER_DECADE)
     for _ in range(TIMES):
         around = np.geomspace(1 / width, width, FINER)
-        finer = _least(recursion, pairs, np.outer([best.lr for best in found], around))
-        found = [min(two, key=lambda b: b.loss) for two in zip(found, finer, strict=True)]
+        lrs = (found[:, :, :1] * around).reshape(len(pairs), -1)
+        losses = _losses(recursion, pairs, lrs).reshape(*found.shape[:2], FINER)
+        finer = np.stack([lrs.reshape(losses.shape), losses], axis=-1)
+        found = _least(np.concatenate([found[:, :, None], finer], axis=2))
         width = width ** (2 / (FINER - 1))
-    return [found[i : i + len(momenta)] for i in range(0, len(found), len(momenta))]
-
-
-def _least(recursion: Recursion, pairs: Sequence[tuple[int, float]], lrs: Array) -> list[Best]:
-    """Return the best of its own γ for every pair of a horizon and a β."""
-    rounds, momenta = (np.repeat(each, lrs.shape[1]) for each in zip(*pairs, strict=True))
-    losses = recursion.after(lrs.ravel(), rounds, momentum=momenta).reshape(lrs.shape)
-    places = np.argmin(losses, axis=1)
-    return [
-        Best(float(lrs[i, place]), float(losses[i, place]), beta)
-        for i, (place, (_, beta)) in enumerate(zip(places, pairs, strict=True))
+    best = [
+        Best(float(lr), float(loss), beta)
+        for (lr, loss), (_, beta) in zip(_least(found), pairs, strict=True)
     ]
+    return [best[i : i + len(momenta)] for i in range(0, len(best), len(momenta))]
+
+
+def _losses(recursion: Recursion, pairs: Sequence[tuple[int, float]], lrs: Array) -> Array:
+    """Return the losses of every pair of a horizon and a β at its own γ."""
+    rounds, momenta = (np.repeat(each, lrs.shape[1]) for each in zip(*pairs, strict=True))
+    return recursion.after(lrs.ravel(), rounds, momentum=momenta).reshape(lrs.shape)
+
+
+def _dips(lrs: Array, losses: Array) -> Array:
+    """Return the lowest dips of every row: (row, DIPS, 2), γ and loss; the rest is as it was."""
+    ends = np.pad(losses, [(0, 0), (1, 1)], constant_values=np.inf)
+    is_dip = (losses <= ends[:, :-2]) & (losses <= ends[:, 2:])
+    order = np.argsort(np.where(is_dip, losses, np.inf), axis=1)[:, :DIPS]
+    return np.stack([np.take_along_axis(each, order, axis=1) for each in (lrs, losses)], axis=-1)
+
+
+def _least(found: Array) -> Array:
+    """Return those of γ and loss (..., n, 2) with the least loss, (..., 2)."""
+    place = np.argmin(found[..., 1], axis=-1)[..., None, None]
+    return np.take_along_axis(found, place, axis=-2)[..., 0, :]
 
 
 def _grid(recursion: Recursion, rounds: int) -> Array:
     """Return γ from where a run hardly moves to where local steps diverge."""
     steepest = float(np.max(recursion.clients.curvature))
-    top = 4 / steepest
+    top = 4 / (steepest * float(np.mean(recursion.plan.rates(rounds))))
     steps = float(np.mean(recursion.plan.steps))
     bottom = 1e-2 / (steepest * steps * np.sqrt(rounds))
     count = int(np.ceil(PER_DECADE * np.log10(top / bottom))) + 1
