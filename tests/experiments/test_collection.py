@@ -101,7 +101,7 @@ def test_what_was_killed_while_it_was_made_is_made_again(tmp_path, monkeypatch, 
 
 def test_a_run_that_has_begun_is_not_made_again(tmp_path):
     run(tmp_path / "c" / "fedavg", rounds=1)
-    with pytest.raises(fedmom.FedMomError, match="fedavg already holds a run"):
+    with pytest.raises(fedmom.FedMomError, match="c is not empty: it holds fedavg"):
         create(tmp_path / "c", configs())
     assert results.read(tmp_path / "c" / "fedavg").finished
 
@@ -118,7 +118,8 @@ def test_runs_are_overwritten(tmp_path):
     (tmp_path / "c" / COMPARE_LIST).write_text('["old"]')
     (tmp_path / "c" / "report-rounds.png").write_text("a figure")
     create(tmp_path / "c", configs(), overwrite=True)
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [COMPARE_LIST, *sorted(NAMES)]
+    found = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert found == [".lock", COMPARE_LIST, *sorted(NAMES)]
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     create(tmp_path / "c", configs(rounds=1), overwrite=True)
 

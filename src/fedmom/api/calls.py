@@ -12,7 +12,7 @@ from fedmom.api.runs import Run, Runs, write_report
 from fedmom.core.arguments import checked
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import free_folder, inner_folder, removed_if_refused, slug
+from fedmom.core.files import claimed, free_folder, inner_folder, removed_if_refused, slug
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import collection, object_names, results, run_lists
 from fedmom.experiments import settings as schema
@@ -301,9 +301,10 @@ def new_run(values: Mapping[str, Any], out: Place | None, overwrite: bool = Fals
     folder = Path(out) if out else free_folder(f"{config.data}-{config.algorithm}")
     if overwrite:
         collection.remove(folder)
-    created = RunFolder.create(folder, config)
-    with removed_if_refused(created.remove_untouched):
-        yield Run(folder, lambda: experiment)
+    with claimed(folder, RunFolder.check_free):
+        created = RunFolder.create(folder, config)
+        with removed_if_refused(created.remove_untouched):
+            yield Run(folder, lambda: experiment)
 
 
 @contextlib.contextmanager
@@ -312,8 +313,10 @@ def new_runs(
 ) -> Iterator[Runs]:
     """Make the folder of a comparison or sweep, as ``new_run`` does that of a run."""
     folder = Path(out) if out else free_folder(list_name.removesuffix(".json"))
-    made = collection.create(folder, configs, list_name, overwrite=overwrite)
-    with removed_if_refused(partial(collection.remove_untouched, folder, made, list_name)):
+    with contextlib.ExitStack() as held:
+        made = collection.create(folder, configs, list_name, overwrite=overwrite, held=held)
+        remove = partial(collection.remove_untouched, folder, made, list_name)
+        held.enter_context(removed_if_refused(remove))
         yield Runs(
             folder, {name: Run(folder / name, partial(made.__getitem__, name)) for name in made}
         )
