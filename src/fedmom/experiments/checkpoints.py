@@ -305,11 +305,22 @@ def _check_place(
         raise FedMomError(
             f"{file} is of round {pointer.round}, but config.toml has rounds = {last_round}"
         )
+    check_lines(path, pointer, {name: len(log.rows) for name, log in read.items()})
+
+
+def check_lines(path: Path, pointer: Pointer, found: Mapping[str, int]) -> None:
+    """Refuse logs that have fewer lines than when the checkpoint was written.
+
+    Args:
+        path: The run's folder.
+        pointer: The checkpoint.
+        found: How many lines each log has, by its name.
+    """
     needed = {ROUNDS: pointer.round, **(pointer.lines or {})}
     for name, lines in needed.items():
-        if name in read and len(read[name].rows) < lines:
+        if name in found and found[name] < lines:
             raise FedMomError(
-                f"{path / name} has {len(read[name].rows)} whole lines, fewer than the {lines} of"
+                f"{path / name} has {found[name]} whole lines, fewer than the {lines} of"
                 f" its checkpoint of round {pointer.round}"
             )
 

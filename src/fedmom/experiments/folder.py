@@ -26,7 +26,7 @@ from fedmom.core.files import (
 )
 from fedmom.core.types import Say
 from fedmom.experiments import checkpoints, logs, provenance, settings
-from fedmom.experiments.checkpoints import FOLDER, NEWEST, Checkpoint, FoundCheckpoint
+from fedmom.experiments.checkpoints import FOLDER, NEWEST, Checkpoint, FoundCheckpoint, Pointer
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
 from fedmom.experiments.ours import foreign_to_new
 from fedmom.experiments.settings import RunConfig
@@ -42,6 +42,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._evaluated: list[int] | None = None  # the round of every line, once it is known
+        self._checksums: dict[str, int] = {}  # of the logs, once they are known
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> "RunFolder":
@@ -113,8 +114,11 @@ class RunFolder:
 
     def append(self, name: str, rows: LogRows) -> None:
         """Add lines to a log."""
-        lines = (json.dumps(row, allow_nan=False) + "\n" for row in rows)
-        append(self.path / name, "".join(lines).encode())
+        if name not in self._checksums:
+            self._checksums[name] = logs.read(self.path / name).checksum
+        content, checksum = logs.packed(rows, self._checksums[name])
+        append(self.path / name, content)
+        self._checksums[name] = checksum
         if name == EVALS and self._evaluated is not None:
             self._evaluated += [row["round"] for row in rows]
 
@@ -142,11 +146,16 @@ class RunFolder:
         except FedMomError as error:
             raise FedMomError(f"{error}. `fedmom resume {self.path}` may mend it.") from None
 
+    def pointer(self) -> Pointer | None:
+        """Return what names the newest checkpoint; None without one that is to be trusted."""
+        with contextlib.suppress(FileNotFoundError, FedMomError):
+            return checkpoints.read_pointer(inner_folder(self.path / FOLDER) / NEWEST)
+        return None
+
     def saved_round(self) -> int | None:
         """Return the round of the newest checkpoint; None without one that is to be trusted."""
-        with contextlib.suppress(FileNotFoundError, FedMomError):
-            return checkpoints.read_pointer(inner_folder(self.path / FOLDER) / NEWEST).round
-        return None
+        found = self.pointer()
+        return None if found is None else found.round
 
     def begin_anew(self, say: Say) -> None:
         """Empty the logs of a run without a checkpoint; a copy of them is kept."""
@@ -170,6 +179,7 @@ class RunFolder:
         return rounds, evals
 
     def _tidy(self) -> None:
+        self._checksums.clear()
         self.forget_stop()
         for folder in (self.path, inner_folder(self.path / FOLDER)):
             remove_abandoned(folder)
