@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedmom.api.calls import compare, load, report, resume, run, sweep
     from fedmom.api.runs import Run, Runs
     from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
+    from fedmom.core.identity import named
     from fedmom.data import DATASETS
     from fedmom.data import load as load_data
     from fedmom.data.federated import Features, FederatedData
@@ -55,6 +56,7 @@ _HOMES = {
     "api.calls": ("compare", "load", "report", "resume", "run", "sweep"),
     "api.runs": ("Run", "Runs"),
     "core.errors": ("BadReplyError", "DivergedError", "FedMomError"),
+    "core.identity": ("named",),
     "data": ("DATASETS",),
     "data.federated": ("Features", "FederatedData"),
     "data.partition": ("PARTITIONS",),

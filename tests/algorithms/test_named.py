@@ -116,7 +116,7 @@ def test_stages_and_a_rule_are_joined_by_a_plus(spec, weighting, stages, rule):
         ({"aggregate": "mean:share=1"}, r"mean has no option 'share'"),
         (
             {"weighting": "unifrom"},
-            r"weighting 'unifrom' must be one of population, cohort, uniform",
+            r"weighting is 'unifrom'. It must be 'population', 'cohort' or 'uniform'",
         ),
         ({"average": 1.0}, r"average 1.0 is not between 0 and 1"),
         ({"server_lr": "cosine:start=1"}, r"cosine needs rounds"),

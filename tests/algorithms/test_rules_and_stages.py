@@ -49,7 +49,7 @@ def test_another_weighting_is_refused_in_a_sentence(name):
     """Earlier, weights of an unknown name were those of the cohort."""
     with pytest.raises(
         fedmom.FedMomError,
-        match=rf"weighting {name!r} must be one of population, cohort, uniform\.",
+        match=rf"weighting is {name!r}\. It must be 'population', 'cohort' or 'uniform'\.",
     ):
         mean(name)
 

@@ -336,11 +336,11 @@ def test_a_decay_outside_0_to_1_is_refused(decay):
     ("make", "says"),
     [
         (lambda: fedmom.servers.fedavg(0), "learning_rate 0 must be a number greater than 0"),
-        (lambda: fedmom.servers.fedavg("1"), "learning_rate '1' must be a number greater than 0"),
+        (lambda: fedmom.servers.fedavg("1"), "learning_rate is '1'. It must be a number"),
         (lambda: fedmom.servers.fedmom(-1.0), "learning_rate -1.0 must be"),
         (lambda: fedmom.servers.fedmom(momentum=1.0), r"momentum 1.0 must be a number in \[0, 1\)"),
         (lambda: fedmom.servers.fedsgd(float("nan")), "learning_rate nan must be"),
-        (lambda: fedmom.servers.fedavgm(momentum=True), "momentum True must be"),
+        (lambda: fedmom.servers.fedavgm(momentum=True), "momentum is True. It must be"),
         (lambda: fedmom.servers.fedadagrad(tau=-1), "tau -1 must be a number greater than 0"),
         (lambda: fedmom.servers.fedadam(beta2=1), r"beta2 1 must be a number in \[0, 1\)"),
         (lambda: fedmom.servers.fedyogi(beta2=-0.1), r"beta2 -0.1 must be a number in \[0, 1\)"),
@@ -348,9 +348,12 @@ def test_a_decay_outside_0_to_1_is_refused(decay):
         (lambda: solver("adamw:weight_decay=-1"), "weight_decay -1.0 must be"),
         (lambda: solver("rmsprop:eps=0"), "eps 0.0 must be"),
         (lambda: solver("sgd:momentum=1"), "momentum 1.0 must be"),
-        (lambda: fedmom.LocalWork(lr="0.1", steps=1), "lr '0.1' must be a number greater than 0"),
-        (lambda: fedmom.LocalWork(steps=1, batch_size=2.5), "batch-size 2.5 must be a whole"),
-        (lambda: fedmom.LocalWork(steps=1, prox="1"), "prox '1' must be a number of at least 0"),
+        (lambda: fedmom.LocalWork(lr="0.1", steps=1), "lr is '0.1'. It must be a number"),
+        (
+            lambda: fedmom.LocalWork(steps=1, batch_size=2.5),
+            "batch_size is 2.5. It must be a whole",
+        ),
+        (lambda: fedmom.LocalWork(steps=1, prox="1"), "prox is '1'. It must be a number"),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(make, says):

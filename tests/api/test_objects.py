@@ -224,7 +224,7 @@ def test_a_run_with_objects_goes_on_in_another_process(script, tmp_path):
     read = fedmom.load(tmp_path / "run")  # results need no objects
     assert (read.status, len(read.rounds), read.rounds.shape) == ("stopped", 2, (2, 8))
     assert read.plot().axes
-    for use in (read.resume, read.clients, lambda: read.predict([0]), lambda: read.params):
+    for use in (read.resume, read.clients, lambda: read.predict([[0.0] * 60]), lambda: read.params):
         with pytest.raises(FedMomError, match=r"Give them again: .*model=\.\.\., algorithm=\.\.\."):
             use()
     assert script("go on", "10").stdout == "finished 4\n"
@@ -313,3 +313,46 @@ def test_a_regression_predicts_numbers(tmp_path):
     run = fedmom.run(data, out=tmp_path / "run", progress=False, **settings)
     np.testing.assert_allclose(run.predict(x)[:, 0], y, atol=0.2)
     assert "test_accuracy" not in run.clients()
+
+
+def splines():
+    """Two schedules of SciPy, whose classes have slots."""
+    from scipy.interpolate import CubicSpline
+
+    at = np.linspace(0, 50, 6)
+    return CubicSpline(at, np.full(6, 0.001)), CubicSpline(at, np.full(6, 0.05))
+
+
+def test_two_splines_are_two_learning_rates(tmp_path):
+    slow, fast = splines()
+    common = {"data": DATA, "algorithm": "fedavg", "rounds": 2, "progress": False}
+    runs = fedmom.sweep({"lr": [slow, fast]}, out=tmp_path / "sweep", **common)
+    by_number = [
+        fedmom.run(lr=lr, out=tmp_path / str(lr), **common).result.last("test", "loss")
+        for lr in (0.001, 0.05)
+    ]
+    losses = [run.result.last("test", "loss") for run in runs.values()]
+    np.testing.assert_allclose(losses, by_number, rtol=1e-5)
+    first = next(iter(runs.values()))
+    with pytest.raises(FedMomError, match="was started with lr CubicSpline@"):
+        fedmom.load(first.path, lr=fast).resume(progress=False)
+
+
+def test_an_object_without_content_runs_under_its_name(tmp_path):
+    rates = (0.01 for _ in range(99))  # a generator
+    common = {"data": DATA, "rounds": 1, "progress": False, "out": tmp_path / "run"}
+
+    def schedule(t, _rates=rates):
+        return 0.01 + 0 * t
+
+    with pytest.raises(FedMomError, match=r"lr cannot be known again: .*fedmom.named"):
+        fedmom.run(lr=schedule, **common)
+    run = fedmom.run(lr=fedmom.named(schedule, "steady"), **common)
+    assert run.settings["lr"] == "steady@named"
+    assert fedmom.load(run.path, lr=schedule).settings == run.settings
+
+
+def test_two_objects_of_one_name_are_not_one_run(tmp_path):
+    rates = [fedmom.named(lambda t, lr=lr: lr + 0 * t, "mine") for lr in (0.1, 0.2)]
+    with pytest.raises(FedMomError, match="Two objects are named 'mine'"):
+        fedmom.sweep({"lr": rates}, data=DATA, out=tmp_path / "sweep")

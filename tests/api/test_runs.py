@@ -263,9 +263,9 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: fedmom.compare("fedavg", **SMALL), r"algorithms is 'fedavg'\. Give a list"),
+        (lambda: fedmom.compare("fedavg", **SMALL), r"algorithms is 'fedavg'\. It must be a list"),
         (lambda: fedmom.compare([], **SMALL), r"algorithms is \[\]\. Give a list"),
-        (lambda: fedmom.sweep({"lr": 0.1}, **SMALL), r"lr is 0\.1\. Give a list of values"),
+        (lambda: fedmom.sweep({"lr": 0.1}, **SMALL), "a dict from texts to lists of values"),
         (lambda: fedmom.report([]), "no run to report on"),
     ],
 )
@@ -276,7 +276,7 @@ def test_what_is_not_a_list_is_refused_in_a_sentence(call, sentence):
 
 @pytest.mark.parametrize("callbacks", [print, [3]])
 def test_callbacks_are_a_list_of_functions(callbacks, tmp_path):
-    with pytest.raises(FedMomError, match="Give a list of functions"):
+    with pytest.raises(FedMomError, match="It must be a list of functions of 1 argument"):
         fedmom.run(**SMALL, rounds=1, callbacks=callbacks, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -107,6 +107,15 @@ def test_show_draws_the_population_and_its_samples(drawn, source, names):
             assert all(len(window.partition(" > ")[0]) >= 80 for window in windows)
 
 
+def test_stats_says_whose_row_is_the_papers_and_which_labels_nobody_learns(tmp_path):
+    y = np.array([1, 2, 3, 1])
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 28, 28)), y=y, user=y * 0, is_test=y == 3)
+    own = invoke("data", "stats", str(tmp_path / "own.npz"))
+    assert own.splitlines()[-2:] == ["Labels: 1, 2, 3", "Labels that only test samples have: 3"]
+    assert "(paper)" not in own
+    assert "FEMNIST (paper)" in invoke("data", "stats", "glyphs:writers=2")
+
+
 def test_show_finds_a_folder_of_its_own():
     assert invoke("data", "show", "synthetic:clients=3") == (
         "Figure: runs/data-synthetic-clients-3/population.png\n"

@@ -63,7 +63,7 @@ def test_advice_leads_with_experiments_and_draws_what_is_proven():
         tried = ", ".join(f"{lr:g} ({accuracy[lr]:.3f})" for lr in sorted(accuracy))
         assert f"{algorithm}: γ tried, with test accuracy: {tried}." in text
         end = "largest" if winner == max(accuracy) else "smallest"
-        assert f"{algorithm}: {winner:g} is best; it is the {end} γ tried" in text
+        assert f"{algorithm}: {winner:g} has the best mean; it is the {end} γ tried" in text
     assert f"experiments {' '.join(best)}" in words(text)
     order = ("experiments", "run next", "What is proven", "Theorem 1' (corrected)", "Local estima")
     places = [text.index(part) for part in order]

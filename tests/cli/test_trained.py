@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 import fedmom
 from fedmom.api import trained_model
 from fedmom.cli.main import cli
+from fedmom.data.sources.shakespeare import SYMBOLS
 
 TASK = {"progress": False, "rounds": 2, "clients_per_round": 2}
 
@@ -76,7 +77,7 @@ def test_labels_of_a_text_are_characters(text_run, tmp_path):
     rows = read(tmp_path / "p.csv")
     text = fedmom.load_data("shakespeare:roles=3,samples=900").arrays["text"]
     first = int(text_run.experiment.data.test.start[0])
-    assert trained_model.SYMBOLS[text[first + 80]] == rows[0]["label"]
+    assert SYMBOLS[text[first + 80]] == rows[0]["label"]
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +115,7 @@ def test_a_draw_follows_the_softmax():
 
 
 def test_strange_characters_and_other_models_are_refused(text_run, vector_run):
-    assert "'é' is none of the 80 characters" in refused("sample", text_run.path, "--prompt=é")
+    assert "'é', is none of the 80 characters" in refused("sample", text_run.path, "--prompt=é")
     assert "logreg does not write text" in refused("sample", vector_run.path)
 
 

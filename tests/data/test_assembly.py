@@ -88,7 +88,7 @@ def test_data_without_classes_is_not_dealt_by_class(spec):
         ({"client_ids": [0] * 3, "test_fraction": 0}, "above 0 and below 1"),
         ({"client_ids": [0] * 3, "test_fraction": float("nan")}, "above 0 and below 1"),
         ({"client_ids": [0] * 3, "test_fraction": 0.5, "seed": -1}, "seed=-1"),
-        ({"client_ids": [0, 1]}, "client ids has 2"),
+        ({"client_ids": [0, 1]}, r"but x has 3, y has 3, client_ids has 2\.$"),
         ({"partition": "dirichlett"}, "Did you mean 'dirichlet'"),
         ({"client_ids": [0] * 3, "task": "ranking"}, "no task 'ranking'. Choose one of: classes"),
     ],
@@ -108,6 +108,8 @@ def objects(*values):
         ([10, 2, 10], ["2", "10"]),
         (["10", "2", "10"], ["10", "2"]),
         (["b", "a\0", "a"], ["a", "a\0", "b"]),
+        ([True, 1, True], ["1", "True"]),
+        ([2**70, 2**70 + 1, -1], ["-1", str(2**70), str(2**70 + 1)]),
         (objects(7, 10, 7), ["7", "10"]),
         (objects("x", 10, 7), ["10", "7", "x"]),
         ([True, False, True], ["False", "True"]),
@@ -116,17 +118,110 @@ def objects(*values):
     ],
 )
 def test_ids_are_names_in_sorted_order(ids, users):
-    given = objects(*ids) if "a\0" in list(ids) else ids  # NumPy's own texts lose a last \0
-    data = from_arrays(numbered(3), [0, 1, 0], given)
+    data = from_arrays(numbered(3), [0, 1, 0], ids)
     assert list(data.users) == users
     texts = [v.decode() if isinstance(v, bytes) else str(v) for v in ids]
     for k, user in enumerate(users):
         assert rows_of(data, "train", k) == [row for row, t in enumerate(texts) if t == user]
 
 
+NAN = float("nan")
+GIVEN = {
+    "a masked value": (np.ma.array([5, 6, 7], mask=[0, 1, 0]), "row 1 has a masked value"),
+    "masked rows": ([np.ma.array([1, 2], mask=[0, 1])] * 3, "row 0 has a masked value .*2 other"),
+    "masked inside": ([[np.ma.array([1], mask=[1])]] * 3, "row 0 has a masked value"),
+    "one masked": ([5, np.ma.masked, 7], "row 1 has a masked value"),
+    "NaN between texts": (["a", NAN, "b"], "row 1 is nan"),
+    "NaN made a text": (np.array(["a", NAN, "b"]), "row 1 is 'nan'.*NumPy makes 'nan'"),
+    "none": (["a", None, "b"], "row 1 is None"),
+    "a set": ({1, 2, 3}, r"is \{1, 2, 3\}. It must be an array or a list"),
+    "a generator": (iter([1, 2, 3]), "of type list_iterator. It must be"),
+    "a dict": ({0: 1}, r"is \{0: 1\}. It must be"),
+    "a text": ("abc", "is 'abc'. It must be"),
+    "a number": (3, "is 3. It must be"),
+    "no dimensions": (np.float32(3), "must have one item for every row"),
+    "dates": (np.array(["2020-01-01"] * 3, "M8[D]"), "of type datetime64"),
+    "a record": (np.zeros(3, [("a", int)]), "of type .*'a'"),
+    "complex": (np.array([1j, 0, 1]), "of type complex128"),
+    "ragged": ([[1, 2], [3], [4, 5]], r"row 1 has the shape \(1,\), and row 0 has \(2,\)"),
+    "ragged objects": (objects([1, 2], [3], [4, 5]), r"row 1 has the shape \(1,\)"),
+    "too few": ([1, 2], "numbers of rows must be equal"),
+    "none at all": ([], "numbers of rows must be equal"),
+}
+
+
+@pytest.mark.parametrize("argument", ["x", "y", "client_ids", "is_test"])
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_is_no_row_for_everyone_is_refused_in_every_argument(case, argument):
+    value, says = GIVEN[case]
+    given = {"x": numbered(3), "y": [0, 1, 0], "client_ids": [0] * 3, argument: value}
+    if argument == "is_test":
+        says = f"{says}|is_test of row|must be a list, each"
+    with pytest.raises(FedMomError, match=says):
+        from_arrays(**given)
+
+
+@pytest.mark.parametrize("argument", ["x", "y", "client_ids"])
+def test_sparse_matrices_are_refused(argument):
+    sparse = pytest.importorskip("scipy.sparse")
+    given = {"x": numbered(3), "y": [0, 1, 0], "client_ids": [0] * 3}
+    with pytest.raises(FedMomError, match=rf"{argument} is a sparse csr_array. .*\.toarray\(\)"):
+        from_arrays(**{**given, argument: sparse.csr_array(np.eye(3))})
+
+
+@pytest.mark.parametrize("argument", ["y", "client_ids"])
+@pytest.mark.parametrize("kind", ["Int64", "boolean", "string", "category"])
+def test_missing_values_of_pandas_are_refused(argument, kind):
+    pd = pytest.importorskip("pandas")
+    values = [True, None, True] if kind == "boolean" else [1, None, 2]
+    series = pd.Series(values if kind != "string" else ["a", None, "b"], dtype=kind)
+    given = {"x": numbered(3), "y": [0, 1, 0], "client_ids": [0] * 3, argument: series}
+    with pytest.raises(FedMomError, match=r"row 1 is (nan|<NA>)"):
+        from_arrays(**given)
+
+
+class Tensor:
+    """As torch's: NumPy can have it only when it is detached, on the CPU, and not bfloat16."""
+
+    def __init__(self, values, steps=("detach", "cpu")):
+        self.values, self.steps = values, steps
+
+    def __getattr__(self, name):
+        if name != "float" and name not in ("detach", "cpu"):
+            raise AttributeError(name)
+        return lambda: Tensor(self.values, tuple(s for s in self.steps if s != name))
+
+    def numpy(self):
+        if self.steps:
+            raise TypeError(f"cannot convert: {self.steps}")
+        return np.asarray(self.values)
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("cannot convert")
+
+
+@pytest.mark.parametrize("steps", [("detach", "cpu"), ("detach", "cpu", "float")])
+def test_tensors_are_taken_from_wherever_they_are(steps):
+    tensors = [Tensor([1.0, 2.0], steps) for _ in range(3)]
+    data = from_arrays(tensors, Tensor([0, 1, 0], ("detach", "cpu")), partition="iid:clients=1")
+    np.testing.assert_array_equal(data.arrays["x"], [[1, 2]] * 3)
+    np.testing.assert_array_equal(np.sort(data.arrays["y"]), [0, 0, 1])
+    half = jnp.array([[0.5], [1], [2]], jnp.bfloat16)
+    data = from_arrays(half, [0, 1, 0], [0] * 3)
+    np.testing.assert_array_equal(data.arrays["x"], [[0.5], [1], [2]])
+
+
+def test_names_of_clients_need_their_numbers():
+    with pytest.raises(FedMomError, match="users are the names of client_ids"):
+        from_arrays(numbered(3), [0, 1, 0], partition="iid:clients=1", users=["ann"])
+
+
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
+        ([1, "1", 2], r"1 and '1' \(row 1\) would have one name"),
+        ([1, 1.0, 2], "client id of row 1 is 1.0"),
+        ([2**63, -1, 2.0], "client id of row 2 is 2.0"),
         (objects(1, "1", 2), r"1 and '1' \(row 1\) would have one name"),
         (objects(True, "True", 2), "would have one name"),
         (objects("a", None, "a"), "client id of row 1 is None"),
@@ -145,7 +240,11 @@ def test_ids_that_are_none_are_refused_with_their_row(ids, says):
 VALUES, MARKS = [[0.5, 1], [2, 3], [4, 5]], [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
 TAGS = [["b", "a"], ["a", "a"], ["c", "b"]]
 LABELS = {
-    "numbers": ([2, 0, 2], "classes", 3, None, [2, 0, 2]),
+    "numbers": ([1, 0, 1], "classes", 2, None, [1, 0, 1]),
+    "numbers from 1": ([1, 3, 2], "classes", 3, ("1", "2", "3"), [0, 2, 1]),
+    "numbers with a gap": ([2, 0, 2], "classes", 2, ("0", "2"), [1, 0, 1]),
+    "large numbers": ([2**40, 7, 7], "classes", 2, ("7", str(2**40)), [1, 0, 0]),
+    "one number": ([4, 4, 4], "classes", 1, ("4",), [0, 0, 0]),
     "negative ones": ([1, -1, 1], "classes", 2, ("-1", "1"), [1, 0, 1]),
     "texts": (["dog", "cat", "dog"], "classes", 2, ("cat", "dog"), [1, 0, 1]),
     "texts of Python": (objects("b", "a", "b"), "classes", 2, ("a", "b"), [1, 0, 1]),
@@ -199,9 +298,20 @@ def test_a_task_that_is_given_counts():
         ([[0, 1, 1], [1, 2, 0]], "sequence", r"needs \(2, 2\), a class at every position"),
         ([[0, 1], [1, 2]], "classes", r"shape \(2, 2\); task classes needs \(2,\)"),
         (objects("a", None), None, "labels: row 1 is None"),
-        (objects("a", 1), None, "mix texts and numbers"),
-        ([1 + 2j, 0], None, "type complex128"),
+        (
+            objects("a", 1),
+            None,
+            "row 1 is 1, and row 0 is 'a'.*Make all of them numbers, or all of them texts",
+        ),
+        (np.array([1 + 2j, 0]), None, "type complex128"),
         ([[0, 1], [1]], None, "cannot be made an array"),
+        (["a", float("nan")], None, "labels: row 1 is nan"),
+        ([True, 1], None, "row 0 is True, and row 1 is 1"),
+        ([1, "1"], None, "row 0 is 1, and row 1 is '1'"),
+        ([["a", "b"], ["a", 1]], "sequence", "row 1 is 1, and row 0 is 'a'"),
+        ([2**63, -1], None, "more than 64 bits"),
+        ([2**70, 1], None, "more than 64 bits"),
+        (["a", "\ud800"], None, "UTF-8"),
     ],
 )
 def test_labels_that_are_none_are_refused(y, task, says):

@@ -295,6 +295,15 @@ def test_a_device_is_one_client(tmp_path):
         own_data({})
 
 
+def test_devices_number_their_classes_by_the_labels_alike(tmp_path):
+    """One that has only sevens and threes calls them classes 7 and 3, as the others do."""
+    y = np.array([3, 7, 7, 3])
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2), np.float32), y=y, is_test=[0, 0, 0, 1])
+    data = own_data({"data": str(tmp_path / "mine.npz")})
+    assert data.arrays["y"].tolist() == [3, 7, 7, 3]
+    assert (data.features.classes, data.class_names) == (8, None)
+
+
 def test_a_folder_that_cannot_be_used_is_told_by_the_errors_name(tmp_path, capsys):
     """Whatever goes wrong on a device, with our node or with Flower's: its text stays there."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1

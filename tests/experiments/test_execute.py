@@ -1,20 +1,24 @@
 """Running in a folder: equal bytes for equal seeds, and resuming after stops and real kills."""
 
+import html
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import fedmom
 from fedmom.algorithms import ALGORITHMS
+from fedmom.api.runs import write_report
 from fedmom.experiments import build, results, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
@@ -397,11 +401,61 @@ def test_a_reply_that_cannot_be_used_is_stopped_not_diverged(tmp_path, monkeypat
     assert (result.stop, result.diverged, result.status) == ("stopped", False, "stopped")
     assert json.loads((tmp_path / "r" / "stopped.json").read_bytes())["kind"] == "stopped"
     assert "--bad-replies skip" in result.why
-    skipped = run(tmp_path / "s", rounds=2, **{"bad-replies": "skip"})
-    assert skipped.status == "finished"
-    assert [r["replies"] for r in skipped.rounds] == [0, 0]
-    assert [len(r["rejected"]) for r in skipped.rounds] == [2, 2]
-    assert results.read(tmp_path / "s") == skipped
+
+
+@pytest.fixture
+def lying(monkeypatch):
+    """Rounds in which every client claims a sample too many; all, until some are named."""
+    from fedmom.runtimes.local import LocalRuntime
+
+    replies, rounds = LocalRuntime.replies, set(range(100))
+
+    def lie(self, timeout=None):
+        for block in replies(self, timeout):
+            yield block._replace(samples=block.samples + (block.version in rounds))
+
+    monkeypatch.setattr(LocalRuntime, "replies", lie)
+    return rounds
+
+
+SKIP = {"bad-replies": "skip"}
+CLAIMED = re.compile(r"it claims \d+ samples and has \d+")
+
+
+@pytest.mark.parametrize("total", [2, 40])
+def test_a_run_whose_replies_are_all_rejected_stops_and_can_be_resumed(tmp_path, lying, total):
+    """The rounds before it stops are counted again when it is resumed, or it would go on."""
+    most = min(total, 10)
+    for way in (run, resume):
+        result = way(tmp_path / "s", **({"rounds": total, **SKIP} if way is run else {}))
+        assert (result.status, result.done) == ("stopped", most - 1)
+        assert f"Every reply was rejected in {most} rounds in a row (client " in result.why
+        assert CLAIMED.search(result.why)
+    assert results.read(tmp_path / "s").rounds == result.rounds
+    lying.clear()
+    assert resume(tmp_path / "s").status == "finished"
+
+
+def test_rounds_without_a_reply_are_said_and_do_not_stop_a_run_that_has_others(tmp_path, lying):
+    lying.intersection_update({0, 2})
+    result = run(tmp_path / "s", rounds=4, **SKIP)
+    assert result.status == "finished"
+    assert [r["replies"] for r in result.rounds] == [0, 2, 0, 2]
+    assert [len(r.get("rejected", ())) for r in result.rounds] == [2, 0, 2, 0]
+    said = result.rejected()
+    assert said.startswith("4 of 8 replies were rejected: it claims ")
+    assert said.endswith("In 2 of 4 rounds none was left: no step was taken.")
+    assert run(tmp_path / "t", rounds=1).rejected() == ""
+    assert said in html.unescape(write_report([tmp_path / "s"], tmp_path / "page.html").read_text())
+
+
+def test_a_first_model_without_a_loss_is_not_blamed_on_the_learning_rate(tmp_path):
+    data = fedmom.load_data("synthetic:clients=4")
+    functions = lambda _key: jnp.zeros((60, 10)), lambda w, x, _key: jnp.log(x @ w - 1)
+    model = fedmom.model(functions, data)
+    with pytest.raises(fedmom.FedMomError, match="The loss of the first model is not") as caught:
+        fedmom.run(data=data, model=model, rounds=2, out=tmp_path / "r")
+    assert "--lr" not in str(caught.value)
 
 
 def test_a_runtime_is_closed_whatever_happens(tmp_path, monkeypatch):
@@ -426,6 +480,7 @@ def test_the_files_are_small_and_few(tmp_path: Path):
         "config.toml",
         "evals.jsonl",
         "rounds.jsonl",
+        "schema.json",
         "started.json",
         "versions.json",
     }

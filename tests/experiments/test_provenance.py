@@ -1,12 +1,15 @@
 """A run goes on with what it was started with, or says what is not as it was."""
 
+import importlib
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import fedmom
+from fedmom.algorithms import named
 from fedmom.data.store.writer import save_store
 from fedmom.data.summary import facts
 from fedmom.experiments import build
@@ -153,3 +156,71 @@ def test_a_run_that_has_not_begun_may_be_changed_freely(tmp_path):
     edit_config(tmp_path / "r", "lr = 0.01", "lr = 0.02")
     assert resume(tmp_path / "r").finished
     assert json.loads((tmp_path / "r/started.json").read_text())["settings"]["lr"] == 0.02
+
+
+CODE = """
+import optax
+
+RATE = 1.0
+UNUSED = 1
+
+
+class Settings:
+    nesterov = False
+
+
+def helper(momentum):
+    return momentum
+
+
+def method(learning_rate=1.0, momentum=0.5):
+    "A method of the user's own."
+    return optax.sgd(RATE, helper(momentum), Settings.nesterov)
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """Write the user's module, as a new process would find it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(before="", after=""):
+        assert before in CODE
+        (tmp_path / "own_code.py").write_text(CODE.replace(before, after) if before else CODE)
+        monkeypatch.delitem(sys.modules, "own_code", raising=False)
+        importlib.invalidate_caches()
+        named.algorithm.cache_clear()
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    write()
+    return write
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("RATE = 1.0", "RATE = 2.0", "own_code.RATE was 1.0 and is 2.0"),
+        ("return momentum", "return 0.9 * momentum", "own_code.helper has changed"),
+        ("momentum=0.5)", "momentum=0.7)", "own_code.method has changed"),
+        ("nesterov = False", "nesterov = True", "own_code.Settings has changed"),
+    ],
+)
+def test_changed_code_behind_a_name_is_refused(tmp_path, own_code, before, after, says):
+    folder = stopped(tmp_path / "r", algorithm="@own_code.method", momentum=None)
+    own_code(before, after)
+    assert says in refusal(folder)
+    own_code("UNUSED = 1", "# Only a comment.\nUNUSED = 2")
+    assert resume(folder).finished
+
+
+def test_changed_code_can_be_accepted_and_is_not_compared_without_a_record(tmp_path, own_code):
+    folder = stopped(tmp_path / "r", algorithm="@own_code.method", momentum=None)
+    own_code("RATE = 1.0", "RATE = 2.0")
+    record = json.loads((folder / "started.json").read_text())
+    earlier = {key: record[key] for key in ("settings", "data")}
+    (folder / "started.json").write_text(json.dumps(earlier))
+    with pytest.raises(KeyboardInterrupt):
+        resume(folder, [StopAt(round_=9)])
+    (folder / "started.json").write_text(json.dumps(record))
+    assert resume(folder, accept_changes=True).finished
+    assert "own_code.RATE was 1.0 and is 2.0" in (folder / "changes.jsonl").read_text()

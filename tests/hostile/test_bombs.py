@@ -138,7 +138,7 @@ def test_a_pipe_is_no_data(tmp_path, name):
 
 def test_settings_without_end_are_refused(tmp_path):
     (tmp_path / "long.toml").write_bytes(b"#" * (settings.LARGEST + 1))
-    with pytest.raises(FedMomError, match="is no file of settings: it has more than 1,048,576"):
+    with pytest.raises(FedMomError, match=r"has 1,048,577 bytes\. It must have at most 1,048,576"):
         settings.read(tmp_path / "long.toml")
 
 

@@ -37,7 +37,7 @@ FILES = {  # which are written over
     "a stop of another type": {"stopped.json": '{"kind": {"a": 1}, "why": []}'},
     "a start of other types": {"started.json": '{"settings": [["lr", 1]], "data": "xy"}'},
     "changes are none": {"changes.jsonl": "\x00\n5\n{"},
-    "a sentence of another type": {"theory.json": '{"sentence": {"a": 1}}'},
+    "a verdict of another type": {"theory.json": '{"verdict": {"a": 1}}'},
     "endless samples": {"devices.json": devices(train=float("inf"))},
     "samples are a text": {"devices.json": devices(train="many")},
     "events of other types": events(

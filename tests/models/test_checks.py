@@ -41,7 +41,6 @@ def test_as_many_outputs_as_classes_or_more_are_fine(outputs):
             CLASSES,
             r"inputs of shape \(4,\) \(float32\): .* got \(4,\) and \(5,\)\.",
         ),
-        (linear((4, 3), lambda w, x: x @ w), CLASSES, "takes parameters, inputs and a key"),
         (linear((4, 3), dtype=jnp.int32), CLASSES, "is int32"),
         (linear((4, 3), loss=lambda z, _y: z.mean()), CLASSES, "one number per sample"),
         (
@@ -54,6 +53,11 @@ def test_as_many_outputs_as_classes_or_more_are_fine(outputs):
 def test_a_model_that_does_not_fit_is_refused(model, features, sentence):
     with pytest.raises(fedmom.FedMomError, match=sentence):
         check(model, features, example(features))
+
+
+def test_apply_takes_parameters_inputs_and_a_key():
+    with pytest.raises(fedmom.FedMomError, match=r"apply is .* a function of 3 arguments"):
+        linear((4, 3), lambda w, x: x @ w)
 
 
 def test_parameters_that_cannot_be_traced_are_drawn():

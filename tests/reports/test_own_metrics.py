@@ -3,19 +3,21 @@
 import io
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
 import fedmom
+from fedmom.api import trained_model
 from fedmom.api.live_progress import RunProgress, _score
 from fedmom.cli.report import report
 from fedmom.data.federated import FederatedData, Split, aligned
 from fedmom.experiments import build, logs, seed_statistics, settings
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.results import Group, Result, read, target
+from fedmom.experiments.results import Group, Result, as_groups, read, target
 from fedmom.experiments.settings import RunConfig
 from fedmom.reports import curves, differences, result_tables, run_page, sweep_page
 
@@ -140,12 +142,84 @@ def test_a_model_without_metrics_is_ranked_by_its_loss():
     ]
 
 
+def gap(outputs, labels):
+    return jnp.abs(outputs - labels).mean(-1)
+
+
+def compared(path, metric, *callbacks):
+    """Two rules on values of clients, one of which reaches a far smaller error."""
+    data = values_of_clients()
+    functions = lambda _key: jnp.zeros((D, OUT)), lambda w, x, _key: x @ w
+    model = fedmom.model(functions, data, metrics=[metric])
+    how = {"rounds": 4, "lr": 0.1, "local_steps": 5, "seeds": 3, "clients_per_round": 4}
+    how |= {"out": path, "progress": False, "callbacks": list(callbacks)}
+    return fedmom.compare(["fedavg", "fedsgd"], data=data, model=model, **how)
+
+
+@pytest.mark.parametrize("metric", [gap, fedmom.Metric("gap", gap)])
+def test_a_metric_that_does_not_say_which_values_are_better_has_no_verdict(tmp_path, metric):
+    runs = compared(tmp_path / "runs", metric)
+    row = runs["fedavg_seed0"].result.evals[-1]
+    assert row["unranked"] == ["gap"]
+    assert "lower_is_better" not in row
+    run = runs["fedavg_seed0"].result
+    assert (run.metrics, run.metric, run.better("gap")) == (["gap"], "loss", 0)
+    assert set(runs.findings["measure"]) == {"test loss", "training loss"}
+    assert not {"unranked", "lower_is_better"} & set(runs.evals.columns)
+    groups = [Group(name, [each.result]) for name, each in runs.items()]
+    grid = result_tables.grid(groups, target(groups))
+    assert "test gap" in grid.columns
+    assert "No verdict on gap" in grid.note
+    assert "No verdict on gap" in sweep_page.ranking(groups).note
+    assert sweep_page.ranking(groups).title == "Best first, by test loss"
+    titles = [chart.title for chart in curves.evaluations(groups).charts]
+    assert titles == ["Training loss", "Test loss", "Test gap"]
+    assert "Test gap over" not in runs.report().read_text()
+
+
+def no_number(outputs, labels):
+    return gap(outputs, labels) * jnp.nan
+
+
+def test_a_metric_without_a_value_is_nan_everywhere(tmp_path):
+    metric = fedmom.Metric("gap", no_number, higher_is_better=False)
+    seen = []
+    runs = compared(tmp_path / "runs", metric, lambda event: seen.append(event.evals))
+    assert np.isnan(seen[0]["test"]["gap"])
+    run = fedmom.load(tmp_path / "runs")["fedavg_seed0"]
+    row = run.result.evals[-1]
+    assert np.isnan(row["gap"])
+    assert "gap_p10" not in row
+    assert '"gap": null' in (run.path / "evals.jsonl").read_text()
+    groups = as_groups({name: each.result for name, each in runs.items()})
+    grid = result_tables.grid(groups, target(groups))
+    cells = dict(zip(grid.columns, grid.rows[0], strict=True))
+    assert cells["test gap"] == "nan"
+    assert {"not settled"} == set(runs.findings.set_index("measure").loc[["test gap"]]["finding"])
+    assert [row[0] for row in sweep_page.ranking(groups).rows] == [g.label for g in groups]
+    assert runs.report().exists()
+    assert run.resume(progress=False).status == "finished"
+
+
+def test_a_metric_of_which_lower_is_better_ranks_so(tmp_path):
+    runs = compared(tmp_path / "runs", fedmom.Metric("gap", gap, higher_is_better=False))
+    found = runs.findings.set_index("measure").loc["test gap"]
+    last = {name: run.result.last("test", "gap") for name, run in runs.items()}
+    assert last["fedavg_seed0"] < last["fedsgd_seed0"] / 2
+    assert (found["run"], found["other"], found["finding"]) == ("fedsgd", "fedavg", "behind")
+
+
 @pytest.mark.parametrize("value", ["mse", 3, [1], [{}], None])
 def test_what_is_no_list_of_names_is_a_sentence(tmp_path, value):
     row = {"round": 0, "split": "test", "loss": 1.0, "mse": 1.0, "lower_is_better": value}
     (tmp_path / "evals.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(fedmom.FedMomError, match="its lower_is_better is"):
         logs.read(tmp_path / "evals.jsonl")
+
+
+def test_a_model_card_has_numbers_only(regression):
+    _, run, _ = regression
+    assert "lower_is_better" not in trained_model._metrics(run.evals)
 
 
 def test_a_target_is_a_value_of_the_metric(regression, tmp_path, monkeypatch):

@@ -2,11 +2,15 @@
 
 import pytest
 
+from fedmom.cli import theory_tables
+from fedmom.experiments import build, settings
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.experiments.settings import RunConfig
 from fedmom.theory import lr_advice
 from fedmom.theory.constants import Constants, Setting
 from fedmom.theory.lr_advice import BestLr
 from fedmom.theory.paper_theorems import apply_all
+from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM
 from tests.reports.runs import make_run
 
 
@@ -70,10 +74,11 @@ def test_step_sizes_are_compared_with_all_else_equal(tmp_path):
 # What to try next.
 
 
-def best_of(accuracies, diverged=()):
+def best_of(accuracies, diverged=(), findings=None):
     lr = max(accuracies, key=accuracies.get)
     config = RunConfig.model_validate({"data": "synthetic", "model": "logreg", "lr": lr})
-    return BestLr(config, accuracies, 1, diverged)
+    worse = {other: Finding.LOWER for other in accuracies if other != lr}
+    return BestLr(config, accuracies, 3, diverged, worse | (findings or {}))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +87,8 @@ def best_of(accuracies, diverged=()):
         ({0.1: 0.9}, (), [0.033, 0.3], "no other γ was tried"),
         ({0.1: 0.8, 0.3: 0.9}, (), [0.9], "the largest γ tried"),
         ({0.1: 0.9, 0.3: 0.8}, (), [0.033], "the smallest γ tried"),
-        ({0.1: 0.8, 0.3: 0.9}, (0.9,), [], "between 0.1 and 0.9, both worse"),
-        ({0.1: 0.8, 0.3: 0.9, 0.9: 0.7}, (), [], "between 0.1 and 0.9, both worse"),
+        ({0.1: 0.8, 0.3: 0.9}, (0.9,), [], "between 0.1 and 0.9, which are worse"),
+        ({0.1: 0.8, 0.3: 0.9, 0.9: 0.7}, (), [], "between 0.1 and 0.9, which are worse"),
         ({0.01: 0.8, 0.3: 0.9, 0.9: 0.7}, (), [0.055], "between 0.01 and 0.9, far apart"),
         ({0.1: 0.8, 0.3: 0.9, 30.0: 0.7}, (), [3.0], "between 0.1 and 30, far apart"),
     ],
@@ -92,6 +97,44 @@ def test_the_next_step_sizes_surround_the_best(accuracies, diverged, lrs, says):
     best = best_of(accuracies, diverged)
     assert lr_advice.next_lrs(best) == pytest.approx(lrs)
     assert says in lr_advice.verdict(best)
+
+
+@pytest.mark.parametrize("open_", [Finding.OPEN, Finding.TOO_FEW])
+def test_a_difference_that_is_not_settled_is_not_called_one(open_):
+    accuracies = {0.1: 0.496, 0.3: 0.513, 0.9: 0.4}
+    said = lr_advice.verdict(best_of(accuracies, findings={0.1: open_}))
+    assert said.endswith("not settled against 0.1: run more seeds before you choose")
+    said = lr_advice.verdict(best_of(accuracies, findings={0.1: open_, 0.9: open_}))
+    assert "not settled against 0.1 and 0.9" in said
+    assert "no need" in lr_advice.verdict(best_of(accuracies, findings={0.1: Finding.EQUAL}))
+
+
+def test_step_sizes_are_compared_by_seed_with_the_best(tmp_path):
+    """The accuracy of these runs falls with the seed: γ are equal on the seeds that they share."""
+    for lr, seeds in ((0.1, (1, 2, 3)), (0.2, (0, 1, 2, 3)), (0.3, (9,))):
+        for seed in seeds:
+            make_run(tmp_path / f"{lr}-{seed}", lr=lr, seed=seed)
+    for seed in range(4):
+        make_run(tmp_path / f"diverged-{seed}", done=10, stop="diverged", lr=0.4, seed=seed)
+    best = found(tmp_path)
+    assert best.lr == 0.2
+    assert best.findings[0.1] is Finding.EQUAL
+    assert best.findings[0.3] is Finding.TOO_FEW
+    assert [best.is_settled(lr) for lr in (0.1, 0.3, 0.4)] == [True, False, True]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd", "fedmom"])
+def test_what_is_proven_of_fedmom_is_proven_with_its_momentum(algorithm):
+    values = {"data": "synthetic:clients=6", "algorithm": algorithm, "rounds": 9}
+    setting = lr_advice.setting_of(build.prepare(settings.parse(values)))
+    assert setting.momentum == 0.9
+    constants = Constants(smoothness=50, variance=2, gap=3, dissimilarity=1, similarity=4)
+    fedavg, fedmom = (
+        theorem.best_lr(constants, setting, 100) for theorem in (CORRECTED_FEDAVG, CORRECTED_FEDMOM)
+    )
+    assert fedmom < fedavg / 9
+    table = theory_tables.proven_table(constants, setting, 100)
+    assert [column.header for column in table.columns][1:3] == ["fedavg", "fedmom, β = 0.9"]
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9])
@@ -114,7 +157,7 @@ def test_a_command_says_what_is_not_usual():
         command = lr_advice.sweep_command(config, 20, [0.1, 0.3], "runs/x")
         assert command == (
             f"fedmom sweep --data 'a file' --model logreg --algorithm fedmom --rounds 7 {said}"
-            "--grid 'lr=0.1 0.3' --grid 'seed=0 1' --out runs/x"
+            "--grid 'lr=0.1 0.3' --grid 'seed=0 1 2' --out runs/x"
         )
 
 

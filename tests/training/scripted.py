@@ -125,7 +125,9 @@ def workload(algorithm=None, params=None, samples=SIZES):
     algorithm = algorithm or fedavg()
     if algorithm.work is None:
         algorithm = algorithm._replace(work=WORK)
-    model = fedmom.Model(lambda _key: jnp.zeros(3) if params is None else params, apply=None)
+    model = fedmom.Model(
+        lambda _key: jnp.zeros(3) if params is None else params, apply=lambda *_: None
+    )
     split = Split(np.cumsum(samples) - samples, np.asarray(samples))
     nothing = Split(np.zeros_like(samples), np.zeros_like(samples))
     users = range(len(samples))

@@ -24,7 +24,7 @@ def quantizer(levels=10.0):
     )
 
 
-VECTOR = fedmom.Model(lambda _key: jnp.zeros(2), apply=None)
+VECTOR = fedmom.Model(lambda _key: jnp.zeros(2), apply=lambda *_: None)
 
 
 @lru_cache  # one object: its programs are traced once

@@ -348,6 +348,22 @@ class TestBlocks:
             assert len(record.rejected) == 5
 
 
+def test_a_round_of_rejected_replies_only_has_no_step():
+    """With momentum, a step on nothing would move the model."""
+
+    def answers(round_, clients, _):
+        samples = SIZES[clients] + (round_ == 1)
+        return [block(clients, samples=samples, version=round_)]
+
+    mom = fedmom.Algorithm(fedmom.servers.fedmom(), fedavg().work, rule=fedmom.mean("uniform"))
+    first, second, third = rounds(Scripted(answers), mom, count=3, bad_replies="skip")
+    assert (second[1].replies, second[1].train_loss, second[1].update_norm) == (0, None, 0)
+    for before, after in zip(*map(jax.tree.leaves, (first[0][1:], second[0][1:])), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert (second[0].round, third[0].round) == (2, 3)
+    assert not np.array_equal(third[0].params, second[0].params)
+
+
 def test_what_is_left_out_stands_in_the_log():
     _, record = one_round(instead(UNUSABLE["a sample too many"][0]), bad_replies="skip")
     assert record.row()["rejected"] == [[1, "it claims 21 samples and has 20"]]

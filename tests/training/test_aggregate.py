@@ -366,7 +366,7 @@ def test_what_is_broadcast_and_sent_may_be_of_another_form_than_the_model():
         broadcast=lambda params, c: {"model": params, "c": c},
     )
     client = fedmom.Client(
-        run=None, form=lambda broadcast: {"w": broadcast["model"], "c": broadcast["c"]}
+        run=lambda *_: None, form=lambda broadcast: {"w": broadcast["model"], "c": broadcast["c"]}
     )
     seen = []
 

@@ -93,7 +93,7 @@ class TestQuantize:
     def test_clients_and_rounds_are_rounded_independently(self):
         """Or the errors would not cancel in the mean."""
         data = population([4, 4])
-        model = fedmom.Model(lambda _key: jnp.zeros(500), apply=None)
+        model = fedmom.Model(lambda _key: jnp.zeros(500), apply=lambda *_: None)
 
         def run(params, state, _problem, _key):
             update = jnp.full(params.shape, 0.1).at[0].set(1.0)

@@ -37,7 +37,7 @@ def counting(broken=lambda _problem, _rounds: False, metrics=("loss",)):
     return fedmom.Client(run, init)
 
 
-MODEL = fedmom.Model(lambda _key: jnp.arange(1.0, 4.0), apply=None)
+MODEL = fedmom.Model(lambda _key: jnp.arange(1.0, 4.0), apply=lambda *_: None)
 
 
 class Run:

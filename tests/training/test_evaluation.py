@@ -209,6 +209,23 @@ def test_small_clients_with_models_of_their_own_are_not_filled_up_to_a_large_cal
     np.testing.assert_allclose(scores.sums["accuracy"], np.multiply(hits, counts), rtol=1e-6)
 
 
+def test_the_area_of_clients_with_one_class_each_is_that_of_all_their_samples():
+    """No client has an area of its own, so there are no percentiles of them."""
+    labels = np.arange(400) % 2
+    x = (np.random.default_rng(0).normal(size=(400, 5)) + labels[:, None]).astype(np.float32)
+    clients = labels * 4 + np.arange(400) // 2 % 4
+    data = fedmom.from_arrays(x, labels, client_ids=clients, test_fraction=0.25)
+    functions = lambda _key: 0.1 * jnp.arange(10.0).reshape(5, 2), lambda w, x, _key: x @ w
+    model = fedmom.model(functions, data, metrics=["auc"])
+    metrics = fedmom.evaluate(runtime_of(data, model), model.init(None), "train")
+    rows = np.concatenate([s + np.arange(n) for s, n in zip(*data.train, strict=True)])
+    x, y = by_hand.read(data, rows)
+    apart = x @ np.full(5, 0.1)
+    pairs = apart[y == 1][:, None] - apart[y == 0]
+    assert metrics.auc == pytest.approx(np.mean(pairs > 0) + np.mean(pairs == 0) / 2, abs=1e-3)
+    assert list(metrics.values) == ["auc"]
+
+
 class TestIdenticalClients:
     """What percentiles would be if clients differed in nothing but luck."""
 

@@ -323,7 +323,9 @@ def test_an_impossible_cohort_is_refused(m, says):
 
 
 def test_what_to_do_with_bad_replies_is_checked():
-    with pytest.raises(fedmom.FedMomError, match="bad-replies 'ignore' must be stop or skip"):
+    with pytest.raises(
+        fedmom.FedMomError, match=r"bad_replies is 'ignore'. It must be 'stop' or 'skip'"
+    ):
         one_round(Scripted(), bad_replies="ignore")
 
 

@@ -102,7 +102,7 @@ class TestClients:
 
     def test_the_least_and_the_largest_where_a_client_wants_them(self):
         """Then replies are not added up on their way, for a sum hides who was how far."""
-        client = fedmom.Client(run=None, ranges=("drift",))
+        client = fedmom.Client(run=lambda *_: None, ranges=("drift",))
         runtime = Scripted(lambda *_: [block([1, 2, 3], drift=DRIFTS[1:4])])
         _, record = one_round(runtime, fedavg("uniform", client=client))
         assert record.metrics == {

@@ -202,7 +202,9 @@ METHODS = {name: fedmom.Algorithm(**({"server": NESTEROV} | m)) for name, m in M
 
 def one_step(name, before, blocks, population=10_000):
     """The parameters after a step, given blocks of (update, state, samples, factor)."""
-    model = fedmom.Model(lambda _key: Variables(ONE, before), apply=None, state="average")
+    model = fedmom.Model(
+        lambda _key: Variables(ONE, before), apply=lambda *_: None, state="average"
+    )
     plain = workload(METHODS[name])
     run = fedmom.Workload(plain.data, model, plain.algorithm)
     state, method = fedmom.start(run), run.method

@@ -386,7 +386,9 @@ def test_paces_are_functions_of_seed_round_and_who_is_busy(name):
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_a_cohort_is_a_whole_number_of_clients(name, size):
     options = {"in_flight": 40} if name == "buffered" else {}
-    with pytest.raises(fedmom.FedMomError, match=r"clients-per-round .* must be a whole number"):
+    with pytest.raises(
+        fedmom.FedMomError, match=r"(clients-per-round|size) .* must be a whole number"
+    ):
         PACES[name](size, **options)
 
 

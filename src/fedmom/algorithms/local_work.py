@@ -12,6 +12,7 @@ from fedmom.algorithms import schedules
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Schedule
+from fedmom.core.validation import Count
 
 Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
@@ -78,7 +79,8 @@ class LocalWork:
             return False
         return self.batches == "shuffled" or (self.batches is None and self.epochs is not None)
 
-    def count(self, round_: int, samples: int) -> int:
+    @checked
+    def count(self, round_: Count, samples: Count) -> int:
         """Return H, a client's local steps in a round, at least 1.
 
         Args:

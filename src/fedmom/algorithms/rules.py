@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms.base import Reported, Rule, over_replies
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.types import WEIGHTINGS, Params, Weighting
+from fedmom.core.types import Params, Weighting
 
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -126,8 +126,6 @@ def _by_coordinate(name: str, weighting: Weighting, of_sorted: Any, *options: fl
 
 
 def _weights(weighting: Weighting) -> Any:
-    if weighting not in WEIGHTINGS:
-        raise FedMomError(f"weighting {weighting!r} must be one of {', '.join(WEIGHTINGS)}.")
     return _alike if weighting == "uniform" else _by_samples
 
 

@@ -30,6 +30,7 @@ from fedmom.core.prng import init_key
 from fedmom.core.types import Params
 from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
+from fedmom.models.metrics import check_names
 
 HIGHEST_SEED = 2**32 - 1
 PART_NAME = r"(?!(client|server)$)[A-Za-z][\w -]*"
@@ -141,6 +142,7 @@ class Workload:
         """Refuse what cannot be run."""
         _check_kind("data", self.data, FederatedData, "fedmom.load_data or fedmom.from_arrays")
         _check_kind("model", self.model, Model, "fedmom.model(net, data)")
+        check_names(self.model.metrics)
         _check_kind("algorithm", self.algorithm, Algorithm, "fedmom.Algorithm(server, work)")
         if self.algorithm.work is None:
             raise FedMomError(
@@ -203,16 +205,6 @@ def _check_parts(algorithm: Algorithm) -> None:
                 f"A stage or rule is called {part!r}. Use letters, digits, spaces, - and _, and"
                 " neither client nor server: its metrics have this name."
             )
-
-
-def check_workload(value: Any) -> Workload:
-    """Return what a runtime is made from, or refuse it."""
-    if not isinstance(value, Workload):
-        raise FedMomError(
-            f"A runtime is made from a fedmom.Workload, not from {type(value).__name__}:"
-            " fedmom.Workload(data, model, algorithm, seed=0)."
-        )
-    return value
 
 
 @lru_cache(maxsize=256)

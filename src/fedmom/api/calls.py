@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from fedmom.experiments.settings import RunConfig
 
 Place = str | Path
 Load = Callable[[str], FederatedData]
+
+
+class ObjectsNeededError(FedMomError):
+    """A run was started with objects, and is computed with without them. It ends in a call."""
 
 
 @checked
@@ -129,7 +133,7 @@ def compare(
         [('avg', 3), ('sgd', 3)]
     """
     values = run_lists.DEFAULTS | _named(settings)
-    if isinstance(algorithms, str) or not algorithms:
+    if not algorithms:
         raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
@@ -176,9 +180,6 @@ def sweep(
         >>> list(runs)
         ['lr0.0003', 'lr0.001']
     """
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise FedMomError(f"grid: {name} is {values!r}. Give a list of values: [{values!r}].")
     lists = {
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()
@@ -355,7 +356,7 @@ def _built(path: Path, config: RunConfig, given: set[str], load_data: Load) -> E
     if lost:
         wanted = ", ".join(f"{name}=..." for name in lost)
         named = " and ".join(f"{name} ({value})" for name, value in lost.items())
-        raise FedMomError(
+        raise ObjectsNeededError(
             f"{path} was started from Python, with objects for its {named}. Give them again:"
             f" fedmom.load({str(path)!r}, {wanted})."
         )

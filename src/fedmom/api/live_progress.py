@@ -16,7 +16,13 @@ from fedmom.experiments.build import Experiment
 from fedmom.experiments.collection import Outcome, side_by_side
 from fedmom.experiments.execute import execute, warn
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.observers import Event, Observers, RisingLoss, warn_if_risen
+from fedmom.experiments.observers import (
+    Event,
+    Observers,
+    RisingLoss,
+    warn_if_rejected,
+    warn_if_risen,
+)
 from fedmom.experiments.results import Result, metrics_of
 
 if TYPE_CHECKING:
@@ -36,11 +42,12 @@ def finish(
         DivergedError: A value is NaN or infinite. The folder holds all rounds before.
         BadReplyError: A reply could not be used.
     """
-    _prepare(callbacks)
+    keep_programs()
     config = run.experiment.config
     with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
         observers: Observers = [shown, RisingLoss(config, say), *callbacks]
         result = execute(RunFolder.open(run.path), run.experiment, observers, say=say, **how)
+    warn_if_rejected({config.algorithm: result}, say)
     if result.error:
         raise result.error
     warn_if_risen({config.algorithm: result}, say)
@@ -55,7 +62,7 @@ def finish_all(
     Returns:
         The results, and the errors of runs that could not be run at all.
     """
-    _prepare(callbacks)
+    keep_programs()
     by_path = {run.path: run.experiment for run in runs.values()}
     with RunProgress(console, by_path) as shown:
         found = side_by_side(by_path, [shown, *callbacks], shown.ended, say=say, **how)
@@ -64,16 +71,9 @@ def finish_all(
     for name, result in results.items():
         if result.error:
             say(f"{name} stopped: {result.why}")
+    warn_if_rejected(results, say)
     warn_if_risen(results, say)
     return results, errors
-
-
-def _prepare(callbacks: Observers) -> None:
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise FedMomError(
-            f"callbacks is {callbacks!r}. Give a list of functions of a fedmom.Event."
-        )
-    keep_programs()
 
 
 class ProgressLine(ProgressColumn):

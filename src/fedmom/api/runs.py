@@ -5,18 +5,20 @@ import functools
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from rich.console import Console
 
 from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder
-from fedmom.core.types import Params
-from fedmom.experiments import results
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
+from fedmom.core.validation import Between, Seed
+from fedmom.data.schema import Schema
+from fedmom.experiments import provenance, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Observer
@@ -136,7 +138,9 @@ class Run(_Results):
     @property
     def evals(self) -> "pd.DataFrame":
         """One row per evaluation and split: the mean of every metric, and percentiles."""
-        return _pandas().DataFrame(list(self.result.evals))
+        lists = (LOWER_IS_BETTER, UNRANKED)
+        rows = [{k: v for k, v in row.items() if k not in lists} for row in self.result.evals]
+        return _pandas().DataFrame(rows)
 
     @property
     def rounds(self) -> "pd.DataFrame":
@@ -170,6 +174,11 @@ class Run(_Results):
             raise FedMomError(f"{self.path} has no checkpoint yet: no round is done.")
         return model_of(self.experiment.workload, checkpoint.state)
 
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """What the model was trained on: inputs with their columns and scaling, and labels."""
+        return provenance.trained_on(self.path) or Schema.of(self.experiment.data)
+
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
 
@@ -185,10 +194,16 @@ class Run(_Results):
         Args:
             x: Inputs, as for ``outputs``.
         """
-        return trained_model.predicted(self.experiment.data, self.outputs(x))
+        return trained_model.predicted(self.schema, self.outputs(x))
 
+    @checked
     def sample(
-        self, prompt: str = "\n", *, length: int = 400, temperature: float = 0.7, seed: int = 0
+        self,
+        prompt: str = "\n",
+        *,
+        length: Annotated[int, Between(1, 1_000_000)] = 400,
+        temperature: Annotated[float, Between(0, 100)] = 0.7,
+        seed: Seed = 0,
     ) -> str:
         """Return text that the run's character model has written.
 
@@ -200,7 +215,13 @@ class Run(_Results):
         """
         return trained_model.write(self, prompt, length, temperature, seed)
 
-    def export(self, folder: str | Path | None = None, *, onnx_batch: int | None = None) -> Path:
+    @checked
+    def export(
+        self,
+        folder: str | Path | None = None,
+        *,
+        onnx_batch: Annotated[int, Between(1, 65_536)] | None = None,
+    ) -> Path:
         """Write the model as a safetensors file, with a model card and the settings.
 
         Args:

@@ -18,7 +18,9 @@ from fedmom.core.fusion import plain_calls
 from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
-from fedmom.data.sources.shakespeare import SYMBOLS
+from fedmom.data.given import encoded, inputs_for
+from fedmom.data.schema import Schema, listed
+from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
 
 if TYPE_CHECKING:
@@ -26,11 +28,15 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256  # inputs in a call
 TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", "config.toml"
+SCHEMA = "schema.json"
 
 
 def outputs(run: "Run", x: Any) -> NDArray[Any]:
     """Return a model's outputs for inputs, one per row; strings for a model of text."""
-    rows = _rows(x, run.experiment.data)
+    return _outputs(run, inputs_for(run.schema, x, warn))
+
+
+def _outputs(run: "Run", rows: NDArray[Any]) -> NDArray[Any]:
     apply = _applied(run.experiment.model)
     parts = []
     for first in range(0, len(rows), AT_ONCE):
@@ -40,45 +46,75 @@ def outputs(run: "Run", x: Any) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def predicted(data: FederatedData, found: NDArray[Any]) -> NDArray[Any]:
-    """Return what a model's outputs mean, in the labels that the data has.
+def predicted(schema: Schema, found: NDArray[Any]) -> NDArray[Any]:
+    """Return what a model's outputs mean, in the labels that its data has.
 
     Returns:
         Classes, by name where the data names them; a regression's numbers; True for every label
         that applies.
     """
-    task = data.features.task
-    if task == "regression":
+    if schema.task == "regression":
         return found
-    if task == "multilabel":
+    if schema.task == "multilabel":
         return found > 0
-    return labelled(data, np.argmax(found, axis=-1))
+    return labelled(schema, np.argmax(found, axis=-1))
 
 
-def labelled(data: FederatedData, classes: NDArray[Any]) -> NDArray[Any]:
+def labelled(schema: Schema, classes: NDArray[Any]) -> NDArray[Any]:
     """Return classes by their names, where the data names them."""
-    names = _symbols(data) if data.features.kind == "text" else data.class_names
-    return classes if names is None else np.array(list(names))[classes]
+    if schema.class_names is None:
+        return classes
+    names = schema.class_names + tuple(map(str, range(schema.classes, classes.max(initial=0) + 1)))
+    return np.array(names, object if "\0" in "".join(names) else str)[classes]
 
 
 class Predictions(NamedTuple):
-    """Predictions for some samples, their labels, and whose samples they are."""
+    """Predictions for some samples, their labels, and whose samples they are.
+
+    ``right`` and ``known``, whether the model has a label's class, are empty where predictions
+    cannot be compared with the labels.
+    """
 
     clients: NDArray[np.str_]
     split: str
     labels: NDArray[Any]
     predicted: NDArray[Any]
+    right: NDArray[np.bool_]
+    known: NDArray[np.bool_]
+
+
+def why_incomparable(schema: Schema, data: FederatedData) -> str:
+    """Return why predictions cannot be compared with the labels of data; empty if they can."""
+    given = Schema.of(data)
+    if given.task != schema.task:
+        return f"The labels of {data.name} are {given.task}, and the model predicts {schema.task}."
+    if schema.task == "multilabel":
+        return "" if _labels(given) == _labels(schema) else _different(schema, given, data.name)
+    names = given.class_names or schema.class_names or ()
+    other = schema if given.class_names else given
+    if names and schema.task != "regression" and not any(other.has_class(name) for name in names):
+        return _different(schema, given, data.name)
+    return ""
+
+
+def _different(schema: Schema, given: Schema, name: str) -> str:
+    return f"The labels of {name} are {_labels(given)}, and the model predicts {_labels(schema)}."
+
+
+def _labels(schema: Schema) -> str:
+    return listed(schema.class_names) if schema.class_names else f"0 to {schema.classes - 1}"
 
 
 def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterator[Predictions]:
-    """Predict the samples of the ``splits`` of a dataset, in the order of its clients."""
-    wanted, given = run.experiment.data.features, data.features
-    if (given.kind, given.shape) != (wanted.kind, wanted.shape):
-        raise FedMomError(
-            f"{data.name} has {given.kind} inputs of shape {given.shape}, but the model was trained"
-            f" on {wanted.kind} inputs of shape {wanted.shape}."
-        )
-    arrays = place(data.arrays)
+    """Predict the samples of the ``splits`` of a dataset, in the order of its clients.
+
+    Args:
+        run: The run.
+        data: The dataset, in the form of the run's schema.
+        splits: The splits.
+    """
+    given, arrays = Schema.of(data), place(data.arrays)
+    compare = run.schema.task != "regression" and not why_incomparable(run.schema, data)
     for split in splits:
         users = data.users if split == "train" else data.test_users or data.users
         start, size = data.split(split)
@@ -88,10 +124,25 @@ def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterato
         positions = np.arange(len(owners)) + np.repeat(start - ends + size, size)
         for first in range(0, len(owners), AT_ONCE):
             part = slice(first, first + AT_ONCE)
-            x, y = read_at(given, arrays, positions[part])
-            labels = labelled(data, y) if given.task in ("classes", "sequence") else y
-            found = predicted(run.experiment.data, outputs(run, x))
-            yield Predictions(owners[part], split, labels, found)
+            x, y = read_at(data.features, arrays, positions[part])
+            labels = labelled(given, y) if given.task in ("classes", "sequence") else y
+            found = predicted(run.schema, _outputs(run, x))
+            compared = _compared(run.schema, labels, found) if compare else NOT_COMPARED
+            yield Predictions(owners[part], split, labels, found, *compared)
+
+
+NOT_COMPARED = np.zeros(0, bool), np.zeros(0, bool)
+
+
+def _compared(
+    schema: Schema, labels: NDArray[Any], found: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which labels are predicted, and which are classes of the model."""
+    if schema.task == "multilabel":
+        return labels == found, np.ones(labels.shape, bool)
+    texts = labels.astype(str)  # the class 1 of one may be called "1" by the other
+    known = [text for text in np.unique(texts).tolist() if schema.has_class(text)]
+    return texts == found.astype(str), np.isin(texts, known)
 
 
 def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -> str:
@@ -102,12 +153,11 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
         raise FedMomError(
             f"{experiment.config.model} does not write text: its data is {features.kind}."
         )
-    if not 0 <= temperature < np.inf:
-        raise FedMomError(f"temperature {temperature} is not a number from 0 on. Take 0.5, say.")
     (window,) = features.shape
     apply, rng = _applied(experiment.model), np.random.default_rng(seed)
-    symbols = _symbols(experiment.data)
-    codes = np.pad(_encoded(prompt or symbols[0], symbols), (window, 0))[-window:]
+    symbols = run.schema.class_names or ()
+    codes = encoded(run.schema, prompt or "".join(symbols[:1]), "the prompt")
+    codes = np.pad(codes, (window, 0))[-window:]
     written = []
     for _ in range(length):
         logits = np.asarray(apply(params, codes[None]))[0]
@@ -122,44 +172,6 @@ def _drawn(logits: NDArray[np.float64], temperature: float, rng: np.random.Gener
         return int(np.argmax(logits))
     # The Gumbel trick: the largest of logits plus noise is a draw from their softmax.
     return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))
-
-
-def _rows(x: Any, data: FederatedData) -> NDArray[Any]:
-    """Return inputs as an array that the model takes."""
-    features = data.features
-    if features.kind == "text" and not isinstance(x, np.ndarray):
-        return np.stack([_window(text, _symbols(data), features.shape[0]) for text in x])
-    rows = np.asarray(x)
-    if rows.ndim == 0 or rows.shape[1:] != features.shape or not len(rows):
-        wanted = ", ".join(map(str, features.shape))
-        raise FedMomError(
-            f"The inputs have the shape {rows.shape}. Give one input per row: (inputs, {wanted})."
-        )
-    if rows.dtype == np.uint8 and features.kind == "image":  # as in training
-        return rows.astype(np.float32) / 255
-    return rows.astype(np.float32) if rows.dtype.kind == "f" else rows
-
-
-def _window(text: str, symbols: Sequence[str], length: int) -> NDArray[Any]:
-    """Return the last characters of a text as numbers; a short one is filled up in front."""
-    codes = _encoded(text[-length:], symbols)
-    return np.pad(codes, (length - len(codes), 0))
-
-
-def _symbols(data: FederatedData) -> Sequence[str]:
-    """Return the characters of a text dataset; by default LEAF's."""
-    return data.class_names or SYMBOLS
-
-
-def _encoded(text: str, symbols: Sequence[str]) -> NDArray[np.int32]:
-    places = {symbol: place for place, symbol in enumerate(symbols)}
-    strange = [c for c in text if c not in places]
-    if strange:
-        raise FedMomError(
-            f"{strange[0]!r} is none of the {len(symbols)} characters that the model was trained"
-            f" on: {''.join(symbols)!r}."
-        )
-    return np.array([places[c] for c in text], np.int32)
 
 
 @functools.lru_cache(maxsize=8)
@@ -180,6 +192,7 @@ def write_files(run: "Run", folder: Path, onnx_batch: int | None = None) -> None
         **onnx,
         CARD: card(run, tensors).encode(),
         SETTINGS: run.result.config.toml().encode(),
+        SCHEMA: run.schema.to_json(),
     }
     make_folder(folder)
     try:
@@ -229,6 +242,9 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
         _table(("name", "shape"), [(f"`{k}`", str(v.shape)) for k, v in tensors.items()]),
         "```python\nfrom safetensors.numpy import load_file\n\n"
         f'params = load_file("{TENSORS}")\n```',
+        "## Inputs and outputs",
+        f"`{SCHEMA}` has all columns and names.",
+        _table(("", ""), list(_described(run.schema).items())),
         "## Settings",
         f"All are in `{SETTINGS}`.",
         _table(("setting", "value"), list(result.settings().items())),
@@ -238,9 +254,26 @@ def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _described(schema: Schema) -> dict[str, str]:
+    """Return what a model is given and returns, for its card."""
+    shape, scaled = ", ".join(map(str, schema.shape)), ""
+    if schema.divided_by > 1:
+        scaled = f", bytes divided by {schema.divided_by}"
+    found = {"inputs": f"{schema.kind}, {schema.dtype} of shape (inputs, {shape}){scaled}"}
+    if schema.columns is not None:
+        found["columns"] = listed([column.name for column in schema.columns.inputs])
+    outputs = {"classes": "class", "sequence": "class at every position", "multilabel": "label"}
+    what = f"a number for every {outputs[schema.task]}" if schema.task in outputs else "values"
+    found["outputs"] = f"{what}: {schema.classes:,}"
+    if schema.class_names is not None:
+        found["names of outputs"] = listed(schema.class_names)
+    return found
+
+
 def _metrics(evals: Any) -> str:
     last = {row["split"]: row for row in evals}
-    names = [key for key in next(iter(last.values()), {}) if key not in ("round", "split")]
+    numbers = (k for k, v in next(iter(last.values()), {}).items() if not isinstance(v, list))
+    names = [name for name in numbers if name not in ("round", "split")]
     rows = [(name, *(_number(row.get(name)) for row in last.values())) for name in names]
     return _table(("metric", *last), rows)
 
@@ -265,9 +298,9 @@ def onnx_bytes(run: "Run", batch: int) -> bytes:
             from jax2onnx import to_onnx  # type: ignore[import-untyped]
     except ImportError:
         raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
-    params, model, features = run.params, run.experiment.model, run.experiment.data.features
-    kind = np.int32 if features.kind == "text" else np.float32
-    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros((batch, *features.shape), kind))
+    params, model, schema = run.params, run.experiment.model, run.schema
+    form = (batch, *schema.shape)
+    inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros(form, schema.dtype))
     with _quiet(), plain_calls():
         made = to_onnx(lambda x: model.apply(params, x, None), inputs=[inputs])
     return made.SerializeToString()

@@ -63,7 +63,7 @@ def stats(source: str) -> None:
     row = summary.statistics(data)
     split = [f"{int(part.size.sum()):,}" for part in (data.train, data.test)]
     shown = [(data.name, row, split)]
-    if (paper := summary.PAPER_TABLE_2.get(data.features.kind)) is not None:
+    if (paper := summary.paper_row(data)) is not None:
         shown.append((paper.name, paper.statistics, []))
     for name, s, parts in shown:
         numbers = (f"{s.samples:,}", f"{s.clients:,}", f"{s.mean:.2f}", f"{s.std:.2f}")
@@ -71,6 +71,8 @@ def stats(source: str) -> None:
     OUT.print(view)
     if data.class_names is not None and data.features.kind != "text":
         OUT.print(f"Labels: {_listed(data.class_names)}")
+    if unseen := summary.unseen_labels(data):
+        OUT.print(f"Labels that only test samples have: {_listed(unseen)}")
     between = row.samples - int(data.train.size.sum() + data.test.size.sum())
     if between:
         OUT.print(f"{between:,} windows between train and test are left out, as in LEAF.")

@@ -103,7 +103,7 @@ def estimate(out: Path | None, **options: Any) -> None:
 @click.option("--clients-per-round", "per_round", type=int, help="Clients in a round, M.")
 @click.option("--local-steps", type=int, help="Local steps in a round, H.")
 @click.option("--server-lr", type=float, help="Server learning rate η [default: 1].")
-@click.option("--momentum", type=float, help="Server momentum β [default: 0].")
+@click.option("--momentum", type=float, help="FedMom's momentum β [default: 0.9].")
 @click.option("--largest-weight", type=float, help="The largest p_k [default: 1, always true].")
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="A learning rate γ.")
 @ROUNDS
@@ -172,17 +172,20 @@ def advise(rounds: int, experiments: Path | None, out: Path, **options: Any) -> 
 def check(folder: Path) -> None:
     """Check a run's learning rate against the corrected theorem.
 
-    L is estimated at the run's first model. The answer is kept in the run's folder, and its page
-    (`fedmom report`) shows it.
+    Says whether the theorem applies to the run, and how large a learning rate it allows for the
+    constants that `theory estimate` finds along the run's first rounds. The answer is kept in the
+    run's folder, and its page (`fedmom report`) shows it.
 
     \b
     fedmom theory check runs/first
     """
     from fedmom.experiments.build import prepare
-    from fedmom.theory.lr_advice import sentence
+    from fedmom.theory.lr_advice import checked_lr
 
-    text = sentence(prepare(RunFolder.open(folder).settings()))
-    write_atomic(folder / THEORY, json.dumps({"sentence": text}).encode())
+    experiment = prepare(RunFolder.open(folder).settings())
+    with bars(OUT) as bar:
+        text = checked_lr(experiment, bar)
+    write_atomic(folder / THEORY, json.dumps({"verdict": text}).encode())
     OUT.print(text, highlight=False, soft_wrap=False)
 
 
@@ -242,8 +245,10 @@ def momentum(data: str | None, beta: float, no_map: bool, out: Path, **options: 
 
 def _given(file: Path | None, options: Mapping[str, Any]) -> tuple[Constants, Setting]:
     """Return the constants and setting of a file, overridden by the options."""
+    from fedmom.algorithms import named as algorithms
+
     constants: dict[str, Any] = {}
-    setting: dict[str, Any] = {}
+    setting: dict[str, Any] = {"momentum": algorithms.default_of("fedmom", "momentum")}
     if file is not None:
         constants, setting = _read(file)
     for name, value in options.items():
@@ -343,18 +348,16 @@ def _prove(
 ) -> None:
     """Print and draw what the theorems guarantee."""
     from fedmom.cli import theory_tables as tables
-    from fedmom.theory.lr_advice import bound_figure, measured_gradients, setting_of
+    from fedmom.theory.lr_advice import bound_figure, measured_gradients, setting_of, theorem_of
 
     constants, setting = found.constants(), setting_of(experiment)
-    momentum = experiment.config.algorithm == "fedmom"
-    theorem = CORRECTED_FEDMOM if momentum else CORRECTED_FEDAVG
-    proven, _ = theorem.best(constants, setting, rounds)
+    proven, _ = theorem_of(experiment).best(constants, setting, rounds)
     with bars(OUT) as bar:
         lines = measured_gradients(experiment, proven, short_run, bar)
     OUT.print(tables.proven_table(constants, setting, rounds))
     OUT.print(tables.bounds_table(constants, setting, rounds, None))
     OUT.print(tables.estimates_table(experiment, found))
-    _draw(bound_figure(experiment, constants, setting, proven, lines), out, note=False)
+    _draw(bound_figure(experiment, constants, proven, lines), out, note=False)
 
 
 def _general_momentum(beta: float, out: Path) -> None:

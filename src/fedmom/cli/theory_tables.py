@@ -132,7 +132,7 @@ def experience_lines(best: BestLr, task: RunConfig) -> list[str]:
     tried += [f"{lr:g} (diverged)" for lr in best.diverged]
     lines = [
         f"{name}: γ tried, with test accuracy: {', '.join(tried)}.",
-        f"{name}: {best.lr:g} is best; {lr_advice.verdict(best)}.",
+        f"{name}: {best.lr:g} has the best mean; {lr_advice.verdict(best)}.",
     ]
     if best.seeds == 1:
         lines.append(f"{name}: one seed only, so small differences may be chance. Run more seeds.")
@@ -143,8 +143,9 @@ def experience_lines(best: BestLr, task: RunConfig) -> list[str]:
 
 def proven_table(constants: Constants, setting: Setting, rounds: int) -> Table:
     """Return the γ at which the corrected bounds are least as a table."""
-    title = "What is proven: a guarantee, not the γ that trains best"
-    view = plain_table(title, "", ("fedavg", "fedmom"), "what it is")
+    title = "What is proven if the estimates hold everywhere: not the γ that trains best"
+    columns = ("fedavg", f"fedmom, β = {setting.momentum:g}")
+    view = plain_table(title, "", columns, "what it is")
     theorems = (CORRECTED_FEDAVG, CORRECTED_FEDMOM)
     pairs = [theorem.best(constants, setting, rounds) for theorem in theorems]
     bounds = " and ".join(f"{bound:.3g}" for _, bound in pairs)

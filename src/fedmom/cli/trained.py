@@ -35,10 +35,12 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     """
     import numpy as np
 
-    from fedmom.api.trained_model import AT_ONCE, over_data
+    from fedmom.api.trained_model import AT_ONCE, over_data, why_incomparable
     from fedmom.core.files import write_atomic
     from fedmom.core.progress import track
     from fedmom.data import load
+    from fedmom.data.given import conformed
+    from fedmom.data.schema import listed
 
     path = out or run / "predictions.csv"
     check_file(path, "predictions.csv")
@@ -46,22 +48,28 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
-    trained, data = _opened(run), load(source)
+    trained = _opened(run, "predict(x)")
+    data = conformed(load(source), trained.schema)
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained, data, splits)
     total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["client", "split", "label", "prediction"])
-    right = []
+    right, unknown = [], set()
     for part in track(parts, "Predictions", total=int(total), console=OUT):
         rows = zip(part.clients, part.labels, part.predicted, strict=True)
         writer.writerows([client, part.split, _cell(y), _cell(p)] for client, y, p in rows)
-        right.append((part.labels == part.predicted).ravel())
+        right.append(part.right.ravel())
+        unknown |= set(part.labels[~part.known].tolist()) if part.known.size else set()
     write_atomic(path, text.getvalue().encode())
     found = np.concatenate([np.zeros(0, bool), *right])
-    if trained.experiment.data.features.task != "regression" and found.size:
+    if found.size:
         OUT.print(f"{found.mean():.1%} of {found.size:,} labels are right.")
+    if unknown:
+        OUT.print(f"The model has no class {listed(sorted(unknown))}: such labels count as wrong.")
+    if why := why_incomparable(trained.schema, data):
+        OUT.print(f"{why} So there is no share of labels that are right.")
     OUT.print(f"File: {path}")
 
 
@@ -91,7 +99,7 @@ def sample(run: Path, prompt: str, length: int, temperature: float, seed: int) -
     \b
     fedmom sample runs/bard --prompt "To be" --length 400
     """
-    say(_opened(run).sample(prompt, length=length, temperature=temperature, seed=seed))
+    say(_opened(run, "sample()").sample(prompt, length=length, temperature=temperature, seed=seed))
 
 
 @click.command()
@@ -110,14 +118,19 @@ def export(run: Path, out: Path | None, onnx: bool, batch: int) -> None:
     fedmom export runs/first --out first-model
     fedmom export runs/first --onnx --batch 32 --out first-onnx
     """
-    made = _opened(run).export(out, onnx_batch=batch if onnx else None)
+    made = _opened(run, "export()").export(out, onnx_batch=batch if onnx else None)
     for file in sorted(made.iterdir()):
         OUT.print(f"File: {file}")
 
 
-def _opened(folder: Path) -> Any:
-    """Return the run in a folder; one of several is not chosen for the user."""
-    from fedmom.api.calls import load
+def _opened(folder: Path, call: str) -> Any:
+    """Return the run in a folder; one of several is not chosen for the user.
+
+    Args:
+        folder: The folder.
+        call: What to call in Python, where the run needs objects that only Python can give.
+    """
+    from fedmom.api.calls import ObjectsNeededError, load
     from fedmom.api.runs import Run
 
     found = load(folder)
@@ -125,4 +138,8 @@ def _opened(folder: Path) -> Any:
         raise FedMomError(
             f"{folder} holds {len(found)} runs. Give one, such as {folder / next(iter(found))}."
         )
+    try:
+        found.experiment  # noqa: B018  # built now
+    except ObjectsNeededError as error:
+        raise FedMomError(f"{str(error).removesuffix('.')}.{call}.") from None
     return found

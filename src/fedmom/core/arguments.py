@@ -7,6 +7,7 @@ checked by the function itself.
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ def checked(function: F) -> F:
         Traceback (most recent call last):
         fedmom.core.errors.FedMomError: repeated: times is '3'. It must be a whole number.
     """
-    arguments = _Arguments(function, getattr(function, "__name__", "function"))
+    arguments = _Arguments(function, function.__qualname__)
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
@@ -112,8 +113,9 @@ class _Arguments:
         if not kind.test(value):
             raise FedMomError(f"{self._name}: {name} is {short(value)}. It must be {kind.words}.")
         number = value.item() if isinstance(value, np.number) else value
-        if isinstance(number, int | float):
-            check_number(f"{self._name}: {name}={number}", number, _range_of(self._hints.get(name)))
+        allowed = _range_of(self._hints.get(name))
+        if isinstance(number, int) or allowed:
+            check_number(f"{self._name}: {name}={number}", number, allowed)
 
 
 def _hints_of(owner: Any) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def kind_of(hint: Any) -> Kind:
     if origin in (Union, types.UnionType):
         return _either([kind_of(part) for part in inside])
     if origin is Literal:
-        words = " or ".join(map(repr, inside))
+        words = _either_of([repr(choice) for choice in inside])
         return Kind(lambda value: isinstance(value, str) and value in inside, words)
     if origin is not None:
         return _of_generic(origin, inside)
@@ -152,8 +154,12 @@ def kind_of(hint: Any) -> Kind:
 def _either(kinds: Sequence[Kind]) -> Kind:
     if ANYTHING in kinds:
         return ANYTHING
-    words = " or ".join(dict.fromkeys(kind.words for kind in kinds))
+    words = _either_of(list(dict.fromkeys(kind.words for kind in kinds)))
     return Kind(lambda value: any(kind.test(value) for kind in kinds), words)
+
+
+def _either_of(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _of_generic(origin: Any, inside: tuple[Any, ...]) -> Kind:
@@ -211,8 +217,7 @@ def _of_array(inside: tuple[Any, ...]) -> Kind:
     kinds = "iu" if whole else "biufcUSTOV"
 
     def fits(value: Any) -> bool:
-        dtype = getattr(value, "dtype", None)
-        return hasattr(value, "shape") and getattr(dtype, "kind", "-") in kinds
+        return _is_array(value) and getattr(value.dtype, "kind", "-") in kinds
 
     return Kind(fits, "an array of whole numbers" if whole else ARRAYS)
 
@@ -250,9 +255,17 @@ def _of_class(kind: Any) -> Kind:
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
         return ANYTHING
     if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and kind.__name__ == "Array":
-        return Kind(lambda value: hasattr(value, "shape") and hasattr(value, "dtype"), ARRAYS)
+        return Kind(_is_array, ARRAYS)
     home = "fedmom." if kind.__module__.startswith("fedmom.") else ""
-    return Kind(lambda value: isinstance(value, kind), f"a {home}{kind.__name__}")
+    words = f"a {home}{kind.__name__}"
+    if getattr(kind, "_is_protocol", False):
+        members = sorted(name for name in vars(kind) if not name.startswith("_"))
+        words += f", which has {', '.join(members)}"
+    return Kind(lambda value: isinstance(value, kind), words)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
 
 
 def _is_whole(value: Any) -> bool:
@@ -265,7 +278,7 @@ def _is_real(value: Any) -> bool:
     if isinstance(value, int | float | np.integer | np.floating):
         return True
     # A number of JAX's, which may be traced.
-    return getattr(value, "shape", None) == () and getattr(value.dtype, "kind", "") in "iuf"
+    return _is_array(value) and value.shape == () and getattr(value.dtype, "kind", "-") in "iuf"
 
 
 def _is_path(value: Any) -> bool:
@@ -281,17 +294,18 @@ _PLAIN: dict[Any, Kind] = {
     Path: Kind(_is_path, "a path"),
     Callable: Kind(callable, "a function"),
 }
-_PLURALS = {
-    "anything": "anything",
-    "a whole number": "whole numbers",
-    "a number": "numbers",
-    "a text": "texts",
-    "a path": "paths",
-}
 
 
 def _several(words: str) -> str:
-    return _PLURALS.get(words, words.removeprefix("a "))
+    """Return the words for several things of a kind.
+
+    Examples:
+        >>> _several("a whole number"), _several("a text or a function of 2 arguments")
+        ('whole numbers', 'texts or functions of 2 arguments')
+    """
+    if words == ANYTHING.words:
+        return "values"
+    return re.sub(r"\ban? (whole number|[\w.]+)", r"\1s", words)
 
 
 def short(value: Any) -> str:
@@ -301,7 +315,7 @@ def short(value: Any) -> str:
         >>> short("lenet"), short([1, 2]), short(np.zeros(3))
         ("'lenet'", '[1, 2]', 'a float64 array of shape (3,)')
     """
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if _is_array(value):
         return f"a {value.dtype} array of shape {tuple(value.shape)}"
     if callable(value):
         return f"the function {getattr(value, '__name__', type(value).__name__)}"

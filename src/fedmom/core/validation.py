@@ -25,7 +25,8 @@ class Between(NamedTuple):
 
 
 WHOLE = Between(-MOST, MOST)
-Seed = Annotated[int, Between(0, 2**63 - 1)]  # as NumPy takes it
+Count = Annotated[int, Between(0, 2**63 - 1)]  # of rounds, samples
+Seed = Count  # as NumPy takes it
 
 
 def check_number(what: str, value: Any, hint: Any = None) -> None:

@@ -57,6 +57,27 @@ class Features(NamedTuple):
     task: Task = "classes"
 
 
+class Column(NamedTuple):
+    """A column of a table whose values are inputs: its name, and what it holds."""
+
+    name: str
+    kind: Literal["number", "bool", "list", "image"]
+
+
+class Columns(NamedTuple):
+    """The columns of the table that data was read from, by what they are.
+
+    Args:
+        inputs: Those of the inputs, in the order of an input's numbers.
+        label: Those of the labels.
+        others: Those of client ids and test marks.
+    """
+
+    inputs: tuple[Column, ...]
+    label: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
 class Split(NamedTuple):
     """Per client: the first position of its samples, and how many there are."""
 
@@ -91,6 +112,7 @@ class FederatedData:
             ``-t user``); otherwise None.
         class_names: What the classes, labels or symbols are called, in the order of their numbers;
             None where they are only numbers.
+        columns: The columns of the table that it was read from; None where they have no names.
 
     Raises:
         FedMomError: There are no clients, or one has no training samples.
@@ -114,6 +136,7 @@ classes>
     test: Split
     test_users: Sequence[str] | None = None
     class_names: Sequence[str] | None = None
+    columns: Columns | None = None
     # Of the content, where a packed store knows it. Not given with the rest, so that
     # dataclasses.replace, which makes other data of this, does not hand it on.
     checksum: str | None = field(default=None, init=False)

@@ -167,9 +167,13 @@ def _split_users(data: FederatedData, train_fraction: float, seed: int) -> Feder
     order = _shuffled(data.users, np.random.default_rng(seed))
     train, test = np.sort(order[:chosen]), np.sort(order[chosen:])
     users, test_users = ([data.users[i] for i in part] for part in (train, test))
-    parts = whole.of(train), whole.of(test)
-    return FederatedData(
-        data.name, users, data.features, arrays, *parts, test_users, data.class_names
+    return replace(
+        data,
+        users=users,
+        arrays=arrays,
+        train=whole.of(train),
+        test=whole.of(test),
+        test_users=test_users,
     )
 
 

@@ -1,18 +1,22 @@
 """The files that data is read from: ordinary ones, unpacked only as far as data can go."""
 
+import difflib
 import gzip
 import stat
 import textwrap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmom.core.arguments import LETTERS, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 
 LARGE = 2**28  # bytes: a smaller file may be packed as well as it likes
 RATIO = 200  # bytes for one in the file: more is not data, but a file made to fill the memory
+# What folders of splits are called; the first two never mean anything else.
+SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 BLOCK = 2**24  # bytes that are unpacked at a time
 
 
@@ -28,6 +32,35 @@ def file_identity(paths: Sequence[Path]) -> list[Any]:
     for path, status in stats:
         check_regular(path, status.st_mode)
     return [[str(p), s.st_size, s.st_mtime_ns] for p, s in stats]
+
+
+def check_known(what: str, found: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse names that nothing reads: a misspelt one would be left out unseen.
+
+    Examples:
+        >>> check_known("own.npz: the array", ["x", "is_tset"], ["x", "y", "is_test"])
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: own.npz: the array 'is_tset' is not known. \
+Did you mean 'is_test'? It may be x, y, is_test.
+    """
+    for name in found:
+        if name not in known:
+            close = difflib.get_close_matches(name[:LETTERS], known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise FedMomError(
+                f"{what} {short(name)} is not known.{hint} It may be {', '.join(known)}."
+            )
+
+
+def check_splits(top: Path, names: Iterable[str]) -> None:
+    """Refuse folders or files that are called train and test where clients or classes should be."""
+    found = sorted({name for name in names if name.lower() in SPLITS})
+    if len(found) > 1 or any(name.lower() in SPLITS[:2] for name in found):
+        raise FedMomError(
+            f"{top} has {' and '.join(map(repr, found))} where clients or classes should be, and"
+            " they look like splits. Move what is in them into one folder and draw test rows by"
+            " test_fraction=; or rename them, if they are clients or classes."
+        )
 
 
 def check_ratio(what: str, size: int, packed: int, remedy: str) -> None:

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import FederatedData, Integers, capacity
+from fedmom.data.federated import Features, FederatedData, Integers, capacity
 from fedmom.data.leaf_sampling import sample_counts
+from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
 
 AT_ONCE = 2**24  # bytes hashed at a time: mapped arrays may be larger than the memory
 
@@ -35,6 +37,7 @@ PAPER_TABLE_2 = {
     "image": PaperRow("FEMNIST (paper)", Statistics(785_733, 3_500, 224.50, 87.80)),
     "text": PaperRow("Shakespeare (paper)", Statistics(517_106, 125, 4136.85, 7226.20)),
 }
+OF_THE_PAPER = Features("image", (28, 28), 62), Features("text", (WINDOW,), len(SYMBOLS))
 
 
 def counts(data: FederatedData) -> Integers:
@@ -50,6 +53,23 @@ def statistics(data: FederatedData) -> Statistics:
     return Statistics(int(sizes.sum()), len(sizes), float(sizes.mean()), float(sizes.std()))
 
 
+def paper_row(data: FederatedData) -> PaperRow | None:
+    """Return the paper's row of data that is of the kind of its FEMNIST or Shakespeare."""
+    alike = data.features in OF_THE_PAPER and data.class_names is None
+    return PAPER_TABLE_2[data.features.kind] if alike else None
+
+
+def unseen_labels(data: FederatedData) -> list[str]:
+    """Return the labels of test samples that no training sample has: they cannot be learned."""
+    if data.features.kind == "text" or data.features.task not in ("classes", "sequence"):
+        return []
+    train, test = (np.unique(_labels(data, part.positions())) for part in (data.train, data.test))
+    names = data.class_names
+    return [
+        str(number) if names is None else names[int(number)] for number in np.setdiff1d(test, train)
+    ]
+
+
 def label_mix(data: FederatedData, client: int) -> Integers:
     """Return how many training samples of each label a client has.
 
@@ -58,16 +78,19 @@ def label_mix(data: FederatedData, client: int) -> Integers:
     if data.features.task == "regression":
         raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
     start, size = int(data.train.start[client]), int(data.train.size[client])
-    positions: Integers | slice = slice(start, start + size)
-    if "at" in data.arrays:
-        positions = data.arrays["at"][positions]
-    if data.features.kind == "text":  # the label of a window is the symbol after it
-        labels = data.arrays["text"][data.features.shape[0] :][positions]
-    else:
-        labels = data.arrays["y"][positions]
+    labels = _labels(data, slice(start, start + size))
     if data.features.task == "multilabel":
         return labels.sum(0, dtype=np.int64)
     return np.bincount(labels.ravel(), minlength=data.features.classes)
+
+
+def _labels(data: FederatedData, positions: Integers | slice) -> NDArray[Any]:
+    """Return the labels of samples."""
+    if "at" in data.arrays:
+        positions = data.arrays["at"][positions]
+    if data.features.kind == "text":  # the label of a window is the symbol after it
+        return data.arrays["text"][data.features.shape[0] :][positions]
+    return data.arrays["y"][positions]
 
 
 def faults(data: FederatedData) -> list[str]:

@@ -1,6 +1,7 @@
 """Run an experiment in its folder, or resume it, until the last round."""
 
 import contextlib
+import itertools
 import sys
 import time
 import warnings
@@ -23,6 +24,7 @@ from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
+FRUITLESS = 10  # rounds in a row, in which every reply was rejected, end a run
 ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
 
 
@@ -112,8 +114,16 @@ class _Execution:
     def _play(self) -> str:
         """Do the rounds that are left; return why an observer has ended them, if one has."""
         saved_at = time.monotonic()
+        fruitless = _fruitless(self._rounds)
         how: dict[str, Any] = {"commit": False, "watch": self._diagnostics}
         for state, record in self._experiment.train(self._done, self._runtime, **how):
+            fruitless = fruitless + 1 if record.rejected and not record.replies else 0
+            if fruitless >= min(FRUITLESS, self._config.rounds):
+                client, reason = record.rejected[-1]
+                raise BadReplyError(
+                    f"Every reply was rejected in {fruitless} rounds in a row (client {client}:"
+                    f" {reason}). Fix the clients, or the settings, and resume the run."
+                )
             self._log(state, record)
             due = state.round % self._config.eval_every == 0
             is_last = state.round == self._config.rounds
@@ -194,10 +204,18 @@ class _Execution:
         samples = self._config.eval_samples
         budget = None if samples == "all" else int(samples)
         model = model_of(self._experiment.workload, state)
-        rows = [
-            evaluate(self._runtime, model, split, budget).row(state.round, split)
-            for split in self._runtime.splits
-        ]
+        try:
+            rows = [
+                evaluate(self._runtime, model, split, budget).row(state.round, split)
+                for split in self._runtime.splits
+            ]
+        except DivergedError:
+            if state.round:
+                raise
+            raise FedMomError(
+                "The loss of the first model is not finite, before any training. Check the model's"
+                " init, its loss and the data: no learning rate changes that."
+            ) from None
         self._evals += rows
         self._folder.append(EVALS, rows)
         return rows
@@ -206,3 +224,11 @@ class _Execution:
         if state.round != self._saved:
             self._folder.save(Checkpoint(state, self._runtime.snapshot().tensors))
             self._saved = state.round
+
+
+def _fruitless(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """Return in how many rounds, up to the last one, every reply was rejected."""
+    found = itertools.takewhile(
+        lambda row: row.get("rejected") and not row.get("replies"), reversed(rounds)
+    )
+    return len(list(found))

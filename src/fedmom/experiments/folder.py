@@ -33,7 +33,8 @@ from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
 # All that a folder may have before its run has begun.
-UNTOUCHED = ("config.toml", "versions.json", provenance.STARTED, ROUNDS, EVALS, LOCK)
+RECORDS = (provenance.STARTED, provenance.SCHEMA)
+UNTOUCHED = ("config.toml", "versions.json", *RECORDS, ROUNDS, EVALS, LOCK)
 
 
 class RunFolder:

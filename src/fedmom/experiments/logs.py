@@ -10,12 +10,13 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, read_file, read_lines, write_atomic
-from fedmom.core.types import LOWER_IS_BETTER
+from fedmom.core.types import LOWER_IS_BETTER, TAKEN, UNRANKED
 
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -27,7 +28,7 @@ NEEDED = {
     ROUNDS: ("round", "train_loss", "update_norm", "seconds", "bytes_up", "bytes_down"),
     EVALS: ("round", "split", "loss"),
 }
-OTHER_TYPES = {"split": str, "cohort": list, "rejected": list}
+OTHER_TYPES = {"split": str, "cohort": list}
 
 
 class Log(NamedTuple):
@@ -48,7 +49,7 @@ def packed(rows: LogRows, checksum: int) -> tuple[bytes, int]:
     """
     content = b""
     for row in rows:
-        line = json.dumps(row, allow_nan=False).encode()
+        line = _json(row).encode()
         checksum = zlib.crc32(line, checksum)
         content += line[:-1] + f', "crc32": "{checksum:08x}"}}\n'.encode()
     return content, checksum
@@ -128,6 +129,12 @@ def _keep_what_is_cut(path: Path, content: bytes) -> None:
         append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
 
 
+def _json(row: Mapping[str, Any]) -> str:
+    """Return a line of a log without its end; a metric that is NaN is null in JSON."""
+    written = {k: None if v != v and k not in TAKEN else v for k, v in row.items()}  # NaN
+    return json.dumps(written, allow_nan=False)
+
+
 def check_order(path: Path, log: Log) -> None:
     """Refuse a log whose rounds are not one after another: lines are missing, or there twice."""
     evals = path.name == EVALS
@@ -151,7 +158,9 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
         if name not in row:
             raise _bad(path, number, f"cannot be used: it has no {name}")
     for name, value in row.items():
-        if not _fits(name, value):
+        if value is None and path.name == EVALS and name not in TAKEN:
+            row[name] = math.nan  # a metric that had no value
+        elif not _fits(name, value):
             raise _bad(path, number, f"cannot be used: its {name} is {_short(value)}")
     return row
 
@@ -162,8 +171,12 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST
     if name in ("diagnostics", "metrics"):
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
-    if name == LOWER_IS_BETTER:
+    if name in (LOWER_IS_BETTER, UNRANKED):
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)
+    if name == "rejected":
+        return isinstance(value, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str) for pair in value
+        )
     if name in OTHER_TYPES:
         return isinstance(value, OTHER_TYPES[name])
     return _is_number(value) or (value is None and name == "train_loss")

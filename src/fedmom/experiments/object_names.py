@@ -2,8 +2,9 @@
 
 A run's settings are texts, so that a folder says what it holds. An object gets a row in the table
 that its name would be looked up in, and the folder says ``model = "CNN@1f2e3d4c"``, where the
-digits are the object's fingerprint: another process can resume the run with an equal object. A
-function that can be imported is named by its place, ``@my_nets.cnn``, and is found without help.
+digits are the object's fingerprint: another process can resume the run with an equal object. One
+that the user has named is ``lr = "my-schedule@named"``. A function that can be imported is named by
+its place, ``@my_nets.cnn``, and is found without help.
 """
 
 import functools
@@ -16,8 +17,9 @@ from typing import Any
 from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
-from fedmom.core.identity import fingerprint, importable, label
+from fedmom.core.identity import UnidentifiedError, fingerprint, given_name, importable, label
 from fedmom.core.registry import Registry, is_object
+from fedmom.core.user_code import parts as user_code_of
 from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
@@ -25,6 +27,8 @@ from fedmom.experiments.settings import kebab
 from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+
+NAMED = "named"  # in the place of digits, of an object that the user has named
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,13 +46,38 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
         >>> found["rounds"], found["algorithm"].partition("@")[0]
         (5, 'optax')
     """
-    return {
-        kebab(key): value
-        if name not in _NAMING or isinstance(value, str | int | float)
-        else _NAMING[name][0](value)
-        for key, value in settings.items()
-        if value is not None and (name := key.replace("-", "_"))
-    }
+    return {kebab(key): _named(kebab(key), v) for key, v in settings.items() if v is not None}
+
+
+def _named(key: str, value: Any) -> Any:
+    naming = _NAMING.get(key.replace("-", "_"))
+    if naming is None or isinstance(value, str | int | float):
+        return value
+    try:
+        return naming[0](value)
+    except UnidentifiedError as error:
+        raise FedMomError(f"{key} cannot be known again: {error}") from None
+
+
+def _row(table: Registry, word: str, value: Any, function: Callable[..., Any]) -> str:
+    """Name an object as the user has named it, or by its fingerprint."""
+    if name := given_name(value):
+        return table.adopt(name, NAMED, function)
+    return table.adopt(word, fingerprint(value), function)
+
+
+def user_code(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of the code behind every ``@module.function`` in settings, by name.
+
+    A dataset's is left out: its content is known.
+    """
+    found: dict[str, str] = {}
+    for name in _NAMING.keys() - {"data", "runtime"}:
+        specs = str(settings.get(name, "")).split("+")
+        for spec in specs:
+            if spec.startswith("@"):
+                found |= user_code_of(_NAMING[name][1][0].find(spec))
+    return dict(sorted(found.items()))
 
 
 def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]:
@@ -69,8 +98,8 @@ def _function(table: Registry, value: Any) -> str:
             f"{value!r} is no {table.what}. Give a name (`fedmom list` shows them) or a function"
             " like those that CONTRIBUTING.md shows."
         )
-    place = importable(value)
-    return f"@{place}" if place else table.adopt(label(value), fingerprint(value), value)
+    place = None if given_name(value) else importable(value)
+    return f"@{place}" if place else _row(table, label(value), value, value)
 
 
 def _data(value: Any) -> str:
@@ -90,8 +119,8 @@ def _data(value: Any) -> str:
             raise FedMomError(f"The data {value_name!r} is no longer there. Give it again.")
         return data
 
-    value_name = slug(value.name, keep="-_")
-    return DATASETS.adopt(value_name, facts(value)["sha256"], again)
+    value_name = given_name(value) or slug(value.name, keep="-_")
+    return DATASETS.adopt(value_name, NAMED if given_name(value) else facts(value)["sha256"], again)
 
 
 def _model(value: Any) -> str:
@@ -101,7 +130,7 @@ def _model(value: Any) -> str:
         return _function(MODELS, value)
     # A net of flax, equinox or haiku becomes a model once the data is known.
     name = "model" if isinstance(value, Model) else label(value)
-    return MODELS.adopt(name, fingerprint(value), lambda _features: value)
+    return _row(MODELS, name, value, lambda _features: value)
 
 
 def _algorithm(value: Any) -> str:
@@ -113,7 +142,7 @@ def _algorithm(value: Any) -> str:
         _refuse_uncalled(value)
         return _function(ALGORITHMS, value)
     name = "optax" if isinstance(value, optax.GradientTransformation) else label(value).lower()
-    return ALGORITHMS.adopt(name, fingerprint(value), lambda: value)
+    return _row(ALGORITHMS, name, value, lambda: value)
 
 
 def _refuse_uncalled(value: Any) -> None:
@@ -139,7 +168,7 @@ def _refuse_uncalled(value: Any) -> None:
 def _schedule(value: Any) -> str:
     if not callable(value):
         raise FedMomError(f"{value!r} is no number, no schedule's name and no function of a round.")
-    return SCHEDULES.adopt(label(value), fingerprint(value), lambda: value)
+    return _row(SCHEDULES, label(value), value, lambda: value)
 
 
 def _aggregate(value: Any) -> str:
@@ -149,9 +178,9 @@ def _aggregate(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Rule):
-        return RULES.adopt("rule", fingerprint(value), lambda _weighting: value)
+        return _row(RULES, "rule", value, lambda _weighting: value)
     if isinstance(value, Stage):
-        return STAGES.adopt("stage", fingerprint(value), lambda: value)
+        return _row(STAGES, "stage", value, lambda: value)
     if isinstance(value, Sequence):
         return "+".join(map(_aggregate, value))
     raise FedMomError(f"aggregate is a {type(value).__name__}. Give stages and a rule.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder
-from fedmom.core.types import LOWER_IS_BETTER, Params, Say
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params, Say
 from fedmom.experiments.results import Result
 from fedmom.experiments.settings import RunConfig
 from fedmom.training.loop import Record
@@ -93,7 +93,8 @@ class TensorBoard:
             }
             self._add("round", {**numbers, **record.metrics}, event.round)
         for split, row in event.evals.items():
-            kept = {k: v for k, v in row.items() if k not in ("round", "split", LOWER_IS_BETTER)}
+            left_out = ("round", "split", LOWER_IS_BETTER, UNRANKED)
+            kept = {name: value for name, value in row.items() if name not in left_out}
             self._add(split, kept, event.round)
         if event.evals:
             self._writer.flush()
@@ -141,6 +142,15 @@ def warn_if_risen(results: Mapping[str, Result], say: Say) -> None:
         f"the training loss ended above that of the first model: {runs}{more}."
         f" {advice(next(iter(found.values())).config)}"
     )
+
+
+def warn_if_rejected(results: Mapping[str, Result], say: Say) -> None:
+    """Say of which runs replies were rejected, and why."""
+    found = {name: text for name, run in results.items() if (text := run.rejected())}
+    for name, text in list(found.items())[:MOST_NAMED]:
+        say(f"{name}: {text}")
+    if len(found) > MOST_NAMED:
+        say(f"Replies of {len(found) - MOST_NAMED} more runs were rejected.")
 
 
 def advice(config: RunConfig) -> str:

@@ -9,7 +9,14 @@ from fedmom.core.files import LOCK
 
 IMAGES = ("png", "svg", "pdf")
 OF_RUNS = (
-    *("config.toml", "versions.json", "started.json", "changes.jsonl", "theory.json"),
+    *(
+        "config.toml",
+        "versions.json",
+        "started.json",
+        "schema.json",
+        "changes.jsonl",
+        "theory.json",
+    ),
     *("rounds.jsonl", "rounds.jsonl.cut", "evals.jsonl", "evals.jsonl.cut"),
     *("stopped.json", "diverged.json", "devices.json", "devices.jsonl", "predictions.csv"),
     *("compare.json", "compare.html", "sweep.json", "sweep.html", "sweep.csv", "creation.json"),
@@ -18,7 +25,7 @@ OF_RUNS = (
 OF_FOLDERS = {
     "checkpoint": ("round-*.safetensors*", "checkpoint.json*", "previous.json*"),
     "tensorboard": ("events.out.tfevents.*",),
-    "export": ("model.safetensors", "model.onnx", "README.md", "config.toml"),
+    "export": ("model.safetensors", "model.onnx", "schema.json", "README.md", "config.toml"),
 }
 TEMPORARY = re.compile(r"\..+\.tmp")
 

@@ -1,30 +1,44 @@
 """What a run was started with, so that it cannot resume on other data or settings unnoticed."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
 from fedmom.data.federated import FederatedData
+from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
+from fedmom.experiments import object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
-STARTED, CHANGES = "started.json", "changes.jsonl"
+STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
 # What changes no number of the run.
 FREE = ("runtime", "tensorboard")
+PYTHON = "python"
 
 
 def record(path: Path, config: RunConfig, data: FederatedData) -> None:
-    """Record the settings and the data of a run.
+    """Record the settings, the data and the user's own code of a run.
 
     Args:
         path: The run's folder.
         config: Its complete settings.
         data: Its data.
     """
-    fact = {"settings": _settings(config), "data": facts(data)}
+    fact = {"settings": _settings(config), "data": facts(data), "code": _code(config)}
+    write_atomic(path / SCHEMA, Schema.of(data).to_json())
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
+
+
+def trained_on(path: Path) -> Schema | None:
+    """Return what a run was trained on; None in folders of earlier versions."""
+    try:
+        return Schema.from_json(read_file(path / SCHEMA), str(path / SCHEMA))
+    except FileNotFoundError:
+        return None
 
 
 def check(path: Path, config: RunConfig, data: FederatedData, *, accept: bool) -> list[str]:
@@ -54,6 +68,7 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     try:
         found = parse_json(read_file(path / STARTED))
         before, data_before = dict(found["settings"]), dict(found["data"])
+        code_before = dict(found.get("code", {}))  # not in folders of earlier versions
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -66,7 +81,20 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     settings = _settings(config)
     pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
     pairs += [(f"{key} of the data", data_before.get(key), data_now[key]) for key in data_now]
-    return [f"{name} was {_text(a)} and is {_text(b)}" for name, a, b in pairs if a != b]
+    code = _code(config)
+    if code_before.get(PYTHON) == code[PYTHON]:  # each compiles to other code
+        pairs += [(key, code_before[key], code[key]) for key in code if key in code_before]
+    if (schema := trained_on(path)) is not None:
+        form_before, form = schema.facts(), Schema.of(data).facts()
+        both = [key for key in form if None not in (form_before[key], form[key])]
+        pairs += [(f"{key} of the data", form_before[key], form[key]) for key in both]
+    return [_clause(name, a, b) for name, a, b in pairs if a != b]
+
+
+def _clause(name: str, before: Any, now: Any) -> str:
+    if str(now).startswith(user_code.DIGITS):
+        return f"{name} has changed"
+    return f"{name} was {_text(before)} and is {_text(now)}"
 
 
 def accept(
@@ -80,6 +108,12 @@ def accept(
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude=set(FREE))
+
+
+def _code(config: RunConfig) -> dict[str, str]:
+    """Return what the settings' functions of the user's own are made of, and for which Python."""
+    parts = object_names.user_code(config.model_dump())
+    return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **parts}
 
 
 def _text(value: Any) -> str:

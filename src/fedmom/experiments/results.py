@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, parse_json, read_file
-from fedmom.core.types import LOWER_IS_BETTER
+from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
 from fedmom.experiments.checkpoints import check_lines
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
@@ -26,8 +25,8 @@ THEORY = "theory.json"  # what `fedmom theory check` has said of a run
 COMPARE_LIST, SWEEP_LIST = LISTS = "compare.json", "sweep.json"
 # After the algorithm, these settings name a run first, if they differ.
 NAMING = ("data", "model", "lr", "local-steps", "local-epochs", "clients-per-round")
-NO_METRICS = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # of a line
-PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of one
+NO_METRICS = ("round", "split", "loss", "clients", "samples")  # of the numbers of a line
+REASONS_NAMED = 3  # of rejected replies
 NOT_NAMING = ("seed", "tensorboard", "runtime")
 
 
@@ -99,18 +98,21 @@ class Result:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of the model, the one to rank by first."""
+        """The metrics of the model, in its order."""
         return metrics_of(max(self.evals, key=len, default={"accuracy": 0.0}))
 
     @property
     def metric(self) -> str:
-        """What to rank by: the model's first metric, the loss if it has none."""
-        return next(iter(self.metrics), "loss")
+        """What to rank by: the first metric that says which values are better, or the loss."""
+        return next((name for name in self.metrics if self.better(name)), "loss")
 
     def better(self, metric: str) -> int:
-        """Return 1 if higher is better in a metric, -1 if lower is."""
-        lower = {"loss", *(name for row in self.evals for name in row.get(LOWER_IS_BETTER, ()))}
-        return -1 if metric in lower else 1
+        """Return 1 if higher is better in a metric, -1 if lower is, 0 if that is unknown."""
+        lower, unranked = (
+            {name for row in self.evals for name in row.get(key, ())}
+            for key in (LOWER_IS_BETTER, UNRANKED)
+        )
+        return 0 if metric in unranked else -1 if metric in {"loss", *lower} else 1
 
     def rounds_to(self, goal: float) -> int | None:
         """Return the first evaluated round whose test metric is this good; None: never."""
@@ -121,7 +123,8 @@ class Result:
     def best(self) -> float:
         """Return the best value of the test metric so far."""
         sign = self.better(self.metric)
-        values = (sign * value for _, value in self.curve("test", self.metric))
+        found = (sign * value for _, value in self.curve("test", self.metric))
+        values = (value for value in found if not math.isnan(value))
         return sign * max(values, default=0.0 if sign > 0 else -math.inf)
 
     def until(self, rounds: int) -> "Result":
@@ -139,10 +142,28 @@ class Result:
             return ""
         return f"from {losses[0][1]:.4g} to {losses[-1][1]:.4g}"
 
+    def rejected(self) -> str:
+        """Return how many replies were rejected, and why, as sentences; nothing if none was."""
+        reasons = Counter(why for row in self.rounds for _, why in row.get("rejected", ()))
+        if not reasons:
+            return ""
+        count = reasons.total() + sum(row.get("replies", 0) for row in self.rounds)
+        fruitless = sum(bool(row.get("rejected")) and not row.get("replies") for row in self.rounds)
+        named = [f"{why} ({n:,})" for why, n in reasons.most_common(REASONS_NAMED)]
+        more = len(reasons) - len(named)
+        text = (
+            f"{reasons.total():,} of {count:,} replies were rejected: {'; '.join(named)}"
+            f"{f'; and {more} more reasons' if more else ''}."
+        )
+        if not fruitless:
+            return text
+        return f"{text} In {fruitless:,} of {self.done:,} rounds none was left: no step was taken."
+
     def theory(self) -> str:
         """Return what `fedmom theory check` has found about the run, if it was called."""
+        # Earlier versions' "sentence" is left out: it certified runs that no theorem covers.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return str(parse_json(read_file(self.path / THEORY))["sentence"])
+            return str(parse_json(read_file(self.path / THEORY))["verdict"])
         return ""
 
     @property
@@ -264,7 +285,7 @@ class RankedBy(NamedTuple):
 
 
 def ranked_by(groups: Sequence[Group]) -> RankedBy:
-    """Return the metric that runs are ranked by: the first of the first run that has any."""
+    """Return the metric that runs are ranked by, which is that of the first run that has any."""
     runs = [run for group in groups for run in group.runs]
     run = next((run for run in runs if run.evals), runs[0])
     return RankedBy(run.metric, run.better(run.metric))

@@ -180,10 +180,11 @@ def own_data(node_config: Any) -> Any:
         FedMomError: There is no such client, or none was named and there are several.
     """
     from fedmom.data.federated import Split
+    from fedmom.data.rows.assembly import numbered_as_labelled
 
     if DATA not in node_config:
         raise FedMomError("The device was started without data: add --data.")
-    data = _loaded(str(node_config[DATA]))
+    data = numbered_as_labelled(_loaded(str(node_config[DATA])))
     if data.test_users is not None:
         raise FedMomError(f"{data.name}: its test clients are not its training clients.")
     k = _number(data, node_config.get(CLIENT))
@@ -233,20 +234,33 @@ def _number(data: Any, client: Any) -> int:
 def open_client(task: ConfigRecord, data: Any, folder: Path) -> Any:
     """Return the client that a task is for: the server's settings, on this device's data."""
     from fedmom.algorithms.workload import Workload
-    from fedmom.data.federated import Features
+    from fedmom.data.given import conformed, relabelled
+    from fedmom.data.schema import Schema
     from fedmom.experiments import settings
     from fedmom.experiments.build import parts
+    from fedmom.models.adapters import has_integers
     from fedmom.runtimes.devices.client import DeviceClient, StateFolder
 
     config = settings.parse(json.loads(str(task["settings"])))
-    kind, shape, *labels = json.loads(str(task["features"]))
+    if "schema" in task:
+        schema = Schema.from_json(str(task["schema"]).encode(), "The schema of the run")
+        data = relabelled(conformed(data, schema), schema)
+    else:  # a run of an earlier version
+        data = _of_features(data, *json.loads(str(task["features"])))
+    integers = "schema" in task and has_integers(data)
+    model, algorithm = parts(config, data.features, integers=integers)
+    workload = Workload(data, model, algorithm, config.seed)
+    number, states = int(str(task["client"])), StateFolder(folder / "state", str(task["run"]))
+    return DeviceClient(workload, number, states)
+
+
+def _of_features(data: Any, kind: Any, shape: Any, *labels: Any) -> Any:
+    from fedmom.data.federated import Features
+
     features, mine = Features(kind, tuple(shape), *labels), data.features
     if features._replace(classes=mine.classes) != mine or features.classes < mine.classes:
         raise FedMomError(f"The run is about {features}, but the data here is {mine}.")
-    model, algorithm = parts(config, features)
-    workload = Workload(replace(data, features=features), model, algorithm, config.seed)
-    number, states = int(str(task["client"])), StateFolder(folder / "state", str(task["run"]))
-    return DeviceClient(workload, number, states)
+    return replace(data, features=features)
 
 
 def _write(file: Path, text: str) -> None:

@@ -226,8 +226,10 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
     link.journal = News(partial(journal.write, out), data.users)
     link.settings = {
         "settings": experiment.config.model_dump_json(by_alias=True, exclude_none=True),
-        "features": json.dumps(experiment.data.features),
+        "features": json.dumps(data.features),
     }
+    if data.schema is not None:  # not in runs of earlier versions
+        link.settings["schema"] = data.schema.to_json().decode()
     done = folder.saved_round()
     after = f", after {done} rounds" if done else ""
     _say(f"{experiment.config.rounds} rounds on {experiment.data.clients} devices{after}.")

@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
-from fedmom.core.types import LOWER_IS_BETTER, Params
+from fedmom.core.types import Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
 from fedmom.models.base import TASKS, Model
 from fedmom.models.losses import LOSSES, Loss
-from fedmom.models.metrics import Metric
+from fedmom.models.metrics import Metric, check_names
 from fedmom.models.nets import Net, arguments, beside_state
-from fedmom.models.variables import STATE_CHOICES, StateChoice, Variables, divide, unite
-
-TAKEN = ("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER)  # in the logs
+from fedmom.models.variables import StateChoice, Variables, divide, unite
 
 
 @checked
@@ -51,8 +49,9 @@ def model(
         loss: ``loss(outputs, labels) ->`` one number per sample, or a name of
             ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
         metrics: Names of ``fedmom.METRICS``, ``fedmom.Metric`` values, or functions
-            ``(outputs, labels) ->`` one number per sample, of which the mean is taken and higher is
-            better. The first is what tables rank by. By default, those of the data's task.
+            ``(outputs, labels) ->`` one number per sample, of which the mean is taken. Tables rank
+            by the first that says whether higher is better, as a function does not. By default,
+            those of the data's task.
         state: What becomes of state that is not trained, such as batch norm's running statistics.
             "average": it is sent, and the server takes the mean over clients, as in FedAvg.
             "local": layers that have state stay on each client as a whole, with their trained
@@ -76,8 +75,6 @@ def model(
         ['accuracy', 'top3']
     """
     features = data.features if isinstance(data, FederatedData) else data
-    if state not in STATE_CHOICES:
-        raise FedMomError(f"state {state!r} is neither average nor local.")
     if isinstance(net, str):
         if state == "local":
             raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
@@ -234,20 +231,13 @@ def _local(net: Net, own: Params) -> Model:
 
 
 def _metrics(metrics: Sequence[str | Metric | Callable[..., jax.Array]]) -> tuple[Metric, ...]:
-    if isinstance(metrics, str):
-        raise FedMomError(f"metrics is a list, such as [{metrics!r}], not {metrics!r}.")
     found = tuple(_metric(metric) for metric in metrics)
-    names = [metric.name for metric in found]
-    for name in names:
-        if name in TAKEN or not name.isidentifier() or names.count(name) > 1:
-            raise FedMomError(
-                f"A metric is called {name!r}. Names are words that differ from each other and"
-                f" from {', '.join(TAKEN)}."
-            )
+    check_names(found)
     return found
 
 
 def _metric(metric: str | Metric | Callable[..., jax.Array]) -> Metric:
     if isinstance(metric, str):
         return METRICS.build(metric)
-    return metric if isinstance(metric, Metric) else Metric(metric.__name__, metric)
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return metric if isinstance(metric, Metric) else Metric(name, metric)

@@ -4,7 +4,8 @@ A client sends sums only. They add up over its batches, and over clients: what a
 client and for all of them is the same function of their sums.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import PERCENTILE, TAKEN
 from fedmom.core.validation import Between
 from fedmom.models.losses import absolute_error, position_losses, shaped, squared_error
 
 Numbers = NDArray[np.float64]
-LOG_ODDS = 10.0  # scores beyond ± this are in the outermost bins of a histogram
+LONGEST_NAME = 60  # letters
 
 
 @checked_class
@@ -33,7 +35,8 @@ class Metric(NamedTuple):
         value: ``value(sums)``, the metric made of the sums of these rows, along the last axis of
             an array; it must take arrays of any dimension. None: the mean over samples of one
             number each.
-        higher_is_better: Whether it is.
+        higher_is_better: Whether higher values are better, or lower ones. None: unknown; the metric
+            is shown, and no run is called better or worse by it.
         hits: Whether each sample counts 0 or 1, as in accuracy; then percentiles over clients have
             next to them those expected if all clients were equally accurate.
 
@@ -48,14 +51,38 @@ class Metric(NamedTuple):
     name: str
     per_sample: Callable[[jax.Array, jax.Array], jax.Array]
     value: Callable[[Numbers], Any] | None = None
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None
     hits: bool = False
+
+
+def check_names(metrics: Sequence[Metric]) -> None:
+    """Refuse names that logs and tables cannot tell from their own, or from each other.
+
+    Examples:
+        >>> check_names([Metric("a b", lambda outputs, labels: outputs)])
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: A metric is called 'a b'. Its name must be a word of \
+letters, digits and underscores, at most 60 of them.
+    """
+    for name, times in Counter(metric.name for metric in metrics).items():
+        if times > 1:
+            raise FedMomError(f"{times} metrics are called {name!r}. Give each a name of its own.")
+        if name in TAKEN or PERCENTILE.search(name):
+            raise FedMomError(
+                f"A metric is called {name!r}. Evaluations have another field of that name: choose"
+                " another name."
+            )
+        if not name.isidentifier() or len(name) > LONGEST_NAME:
+            raise FedMomError(
+                f"A metric is called {short(name)}. Its name must be a word of letters, digits and"
+                f" underscores, at most {LONGEST_NAME} of them."
+            )
 
 
 @lru_cache
 def accuracy() -> Metric:
     """The share of samples whose largest output is the right class."""
-    return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, hits=True)
+    return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, None, True, hits=True)
 
 
 @lru_cache
@@ -72,7 +99,7 @@ def top(*, k: Annotated[int, Between(1, 1000)] = 5) -> Metric:
             raise FedMomError(f"top:k={k} needs more than {k} classes, not {out.shape[-1]}.")
         return jnp.any(jax.lax.top_k(out, k)[1] == y[..., None], axis=-1)
 
-    return Metric(f"top{k}", among, hits=True)
+    return Metric(f"top{k}", among, higher_is_better=True, hits=True)
 
 
 @lru_cache
@@ -105,7 +132,7 @@ def position_accuracy() -> Metric:
         counted = y >= 0
         return _row(_total((jnp.argmax(out, axis=-1) == y) & counted), _total(counted))
 
-    return Metric("position_accuracy", at_positions, _ratio)
+    return Metric("position_accuracy", at_positions, _ratio, higher_is_better=True)
 
 
 @lru_cache
@@ -142,31 +169,44 @@ def f1(*, average: Literal["macro", "micro"] = "macro") -> Metric:
         by_class = (each.reshape(len(out), -1, each.shape[-1]).sum(1) for each in found)
         return jnp.concatenate(list(by_class), axis=-1)
 
-    return Metric("f1_micro" if micro else "f1", counts, _f1_of_counts)
+    return Metric("f1_micro" if micro else "f1", counts, _f1_of_counts, True)
 
 
 @lru_cache
-def auc(*, bins: Annotated[int, Between(2, 10_000)] = 200) -> Metric:
+def auc(*, bins: Annotated[int, Between(16, 10_000)] = 1000) -> Metric:
     """The area under the ROC curve, of two classes, or the mean over labels.
 
-    It is made of a histogram of the log-odds from -10 to 10, so that clients need not send their
-    scores: scores in one bin count as equal, half right and half wrong. The area is exact up to
+    It is made of a histogram of the log-odds, so that clients need not send their scores: scores in
+    one bin count as equal, half right and half wrong. Widths of bins are a share of the score, from
+    ±1e-6 to ±1e6, so that the scale of a model's outputs does not matter. The area is exact up to
     half the share of pairs, one positive and one negative, that are in the same bin. Labels that
     have no positives or no negatives are left out; if none is left, the area is NaN.
 
     Args:
-        bins: The number of bins.
+        bins: The number of bins; with 1000 they are 2 % wide from ±0.25 to ±64, and 10 % elsewhere.
     """
+    edges = _edges(bins)
+    count = len(edges) + 1
 
     def histogram(out: jax.Array, y: jax.Array) -> jax.Array:
         scores, true = _as_scores(out, y)
-        place = (scores / LOG_ODDS + 1) / 2 * bins
-        place = jnp.clip(place, 0, bins - 1).astype(jnp.int32)
-        sides = jnp.stack([true, 1 - true], axis=-1).astype(jnp.float32)  # positive, negative
-        rows = jax.nn.one_hot(place, bins)[..., None, :] * sides[..., None]
-        return rows.reshape(len(out), -1)
+        bin_ = jnp.searchsorted(edges, scores, method="compare_all")  # the quickest on a CPU
+        place = bin_ + jnp.where(true > 0, 0, count)
+        return jax.nn.one_hot(place, 2 * count).reshape(len(out), -1)
 
-    return Metric("auc", histogram, lambda sums: _area(sums, bins))
+    return Metric("auc", histogram, lambda sums: _area(sums, count), higher_is_better=True)
+
+
+def _edges(bins: int) -> NDArray[np.float32]:
+    """Return where the bins of scores meet: half of them are for scores of the usual size."""
+    low, high, whole = 0.25, 64.0, 1e6
+    sides = [
+        np.geomspace(1 / whole, low, bins // 8, endpoint=False),
+        np.geomspace(low, high, bins // 4, endpoint=False),
+        np.geomspace(high, whole, bins // 8),
+    ]
+    positive = np.concatenate(sides).astype(np.float32)
+    return np.concatenate([-positive[::-1], positive])
 
 
 def _area(sums: Numbers, bins: int) -> Numbers:

@@ -121,6 +121,7 @@ def _note(groups: Sequence[Group]) -> str:
         over_seeds_note(groups),
         "Runs that diverged are left out of means." if mixed else "",
         _percentiles_note(ranked_by(groups).metric, [r for g in groups for r in g.runs]),
+        unranked_note(groups),
     )
     return " ".join(filter(None, texts))
 
@@ -144,6 +145,18 @@ def _percentiles_note(metric: str, runs: Sequence[Result]) -> str:
     if _lasts(runs, "test", f"{metric}_p10_identical"):
         return f"{said}; in brackets, expected if all clients had the same {metric}."
     return f"{said}."
+
+
+def unranked_note(groups: Sequence[Group]) -> str:
+    """Say which metrics have no verdict, and how they get one; nothing if all have."""
+    runs = (run for group in groups for run in group.runs if run.evals)
+    metrics = {name for run in runs for name in run.metrics if not run.better(name)}
+    if not metrics:
+        return ""
+    return (
+        f"No verdict on {', '.join(sorted(metrics))}: whether higher is better is unknown. Say it:"
+        " fedmom.Metric(..., higher_is_better=...)."
+    )
 
 
 def _range(numbers: Sequence[float]) -> str:
@@ -189,7 +202,7 @@ def _reached(rounds: Sequence[int | None]) -> str:
 def _lasts(runs: Iterable[Result], split: str, key: str) -> list[float]:
     """Return a number of the last evaluations, of the runs that have it."""
     values = (run.last(split, key) for run in runs)
-    return [value for value in values if value is not None and math.isfinite(value)]
+    return [value for value in values if value is not None]
 
 
 def _short(rounds: float) -> str:

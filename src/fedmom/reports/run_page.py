@@ -145,6 +145,7 @@ def _numbers(groups: Sequence[Group], goal: float) -> list[Part]:
         result_tables.verdict(groups, goal) if len(groups) > 1 else "",
         *map(differences.sentence, families),
         *stopped_early(groups),
+        *(f"{name}: {text}" for name, run in _named(groups) if (text := run.rejected())),
     ]
     # Words come even if there are none: a live page stays as it is while its parts are the same.
     words = Words("\n\n".join(sentence for sentence in sentences if sentence))

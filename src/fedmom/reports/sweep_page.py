@@ -22,7 +22,7 @@ from fedmom.experiments.seed_statistics import Interval, Pair, interval
 from fedmom.reports import differences, run_page
 from fedmom.reports.charts import Chart, Figure, Grid, Heat
 from fedmom.reports.html import Section, Words
-from fedmom.reports.result_tables import mean_text, over_seeds_note
+from fedmom.reports.result_tables import mean_text, over_seeds_note, unranked_note
 from fedmom.reports.run_page import Overview
 
 CHOSEN = (
@@ -64,7 +64,8 @@ class _Rank:
     def order(self) -> tuple[bool, bool, float]:
         """What rows are sorted by: settings with which a run diverged come after the others."""
         diverged = any(run.diverged for run in self.group.runs)
-        return not self.metrics, diverged, -self.by.better * interval(self.metrics or [0.0]).mean
+        mean = interval(self.metrics).mean
+        return math.isnan(mean), diverged, 0.0 if math.isnan(mean) else -self.by.better * mean
 
     def texts(self, *, seeds: bool, stopped: bool) -> list[str]:
         """Return the cells of the table."""
@@ -102,13 +103,14 @@ def ranking(groups: Sequence[Group]) -> Grid:
     ranks = _ranked(groups)
     seeds, stopped = seed_statistics.comparable(groups), any(rank.stopped for rank in ranks)
     metric = ranked_by(groups).metric
+    note = " ".join(filter(None, (_note(groups), unranked_note(groups))))
     columns = [
         *("runs", "seeds", "train loss", f"test {metric}"),
         *(("vs. best", "finding") if seeds else ()),
         *("best so far", *(("stopped",) if stopped else ())),
     ]
     rows = [rank.texts(seeds=seeds, stopped=stopped) for rank in ranks]
-    return Grid("sweep", f"Best first, by test {metric}", columns, rows, _note(groups))
+    return Grid("sweep", f"Best first, by test {metric}", columns, rows, note)
 
 
 def write_ranking(path: Path, groups: Sequence[Group]) -> Path:

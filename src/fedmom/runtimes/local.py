@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
-from fedmom.algorithms.workload import Workload, check_workload
+from fedmom.algorithms.workload import Workload
 from fedmom.core.arguments import checked_class
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
@@ -74,7 +74,6 @@ class LocalRuntime(Simulated):
         if workers is not None and workers < 1:
             raise FedMomError(f"workers={workers} must be at least 1.")
         keep_programs()
-        check_workload(workload)
         self._arrays = place(workload.data.arrays)
         super().__init__(workload, Scorer(workload, self._arrays, workers))
         self._key = clients_key(workload.seed)

@@ -10,26 +10,28 @@ step above 2/L and goes down from there.
 
 import shlex
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
-from numpy.typing import NDArray
 from rich.progress import Progress
 
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms import schedules
 from fedmom.core.errors import FedMomError
-from fedmom.core.prng import init_key
-from fedmom.experiments import build, results
+from fedmom.experiments import build, results, seed_statistics
 from fedmom.experiments.build import Experiment
+from fedmom.experiments.results import Group, Result
+from fedmom.experiments.seed_statistics import Finding
 from fedmom.experiments.settings import DEFAULT_STEPS, RunConfig, kebab
 from fedmom.reports.charts import Chart, Figure, Line
-from fedmom.theory.constants import Constants, Setting
-from fedmom.theory.estimate import batch_gradient, spaced, walk
-from fedmom.theory.theorems import CORRECTED_FEDMOM
+from fedmom.theory.constants import Array, Constants, Setting
+from fedmom.theory.estimate import estimate_task, spaced, walk
+from fedmom.theory.measurement_budget import EstimateBudget
+from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM, Theorem
 from fedmom.training.subproblem import Subproblem
 
 SPACING = 3.0  # between neighbours: a best γ is seldom sharper than that
@@ -40,10 +42,8 @@ SHARED = (
 )
 ALIKE = {"lr": 1.0, "seed": 0, "runtime": "local", "tensorboard": False}  # may differ in a grid
 GAP = 1.2 * SPACING  # neighbours farther apart than this have room for one between
-Vector = NDArray[np.float32]
-BATCHES, ITERATIONS = 4, 3  # of the rough estimate of L
-STEP = 0.01  # length of a difference, relative to the model's
-FULL_GRADIENT = 256  # samples: FedSGD's gradient of a larger client takes too long
+SHORT_RUN = 50  # rounds, along which constants are estimated
+ROUNDING = 1e-6  # relative: schedules are computed with floats of 32 bits
 LOOKS = 25  # at |∇f(w_t)|², along a run that is drawn
 
 
@@ -56,12 +56,15 @@ class BestLr:
         accuracies: The accuracy of every γ tried, all else the same, smallest γ first.
         seeds: The number of seeds of the best γ.
         diverged: Every γ, all else the same, of which all runs diverged.
+        findings: How the accuracy of every other γ compares with the best, paired by seed, with
+            Holm's correction for all pairs.
     """
 
     config: RunConfig
     accuracies: dict[float, float]
     seeds: int
     diverged: tuple[float, ...] = ()
+    findings: Mapping[float, Finding] = field(default_factory=dict)
 
     @property
     def lr(self) -> float:
@@ -80,6 +83,10 @@ class BestLr:
         below = max((lr for lr in others if lr < self.lr), default=None)
         return below, min((lr for lr in others if lr > self.lr), default=None)
 
+    def is_settled(self, lr: float) -> bool:
+        """Return whether another γ is known to be worse, or as good as the best."""
+        return lr in self.diverged or self.findings.get(lr) in (Finding.LOWER, Finding.EQUAL)
+
 
 def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | None:
     """Look through all finished runs below a folder with this data, model and algorithm.
@@ -96,24 +103,40 @@ def found_best(folder: Path, data: str, model: str, algorithm: str) -> BestLr | 
     ]
     lasts = [(run, _last_accuracy(run)) for run in runs]
     rounds = max((run.config.rounds for run, last in lasts if last is not None), default=None)
-    # By all other settings, then by γ: the accuracies of the seeds; none where all diverged.
-    families: dict[RunConfig, dict[float, list[float]]] = {}
+    families: dict[RunConfig, list[Result]] = {}  # by all settings other than γ and seed
     for run, last in lasts:
         if run.config.rounds == rounds and (last is not None or run.diverged):
-            seeds = families.setdefault(run.config.model_copy(update=ALIKE), {})
-            seeds.setdefault(float(run.config.lr), []).extend([] if last is None else [last])
-    found = [_best_of(seeds, family) for family, seeds in families.items() if any(seeds.values())]
+            families.setdefault(run.config.model_copy(update=ALIKE), []).append(run)
+    found = [
+        _best_of(family, runs)
+        for family, runs in families.items()
+        if any(not run.diverged for run in runs)
+    ]
     return max(found, key=lambda best: best.accuracy, default=None)
 
 
-def _best_of(by_lr: dict[float, list[float]], family: RunConfig) -> BestLr:
-    means = {lr: statistics.fmean(seeds) for lr, seeds in sorted(by_lr.items()) if seeds}
+def _best_of(family: RunConfig, runs: list[Result]) -> BestLr:
+    lrs = sorted({float(run.config.lr) for run in runs})
+    groups = [Group(f"{lr:g}", [run for run in runs if run.config.lr == lr]) for lr in lrs]
+    seeds = [
+        [a for run in group.runs if (a := _last_accuracy(run)) is not None] for group in groups
+    ]
+    means = {lr: statistics.fmean(each) for lr, each in zip(lrs, seeds, strict=True) if each}
     best = max(means, key=means.__getitem__)
-    diverged = tuple(lr for lr in sorted(by_lr) if not by_lr[lr])
-    return BestLr(family.model_copy(update={"lr": best}), means, len(by_lr[best]), diverged)
+    place = lrs.index(best)
+    pairs = seed_statistics.family(groups, seed_statistics.ACCURACY, place).pairs
+    return BestLr(
+        config=family.model_copy(update={"lr": best}),
+        accuracies=means,
+        seeds=len(seeds[place]),
+        diverged=tuple(lr for lr in lrs if lr not in means),
+        findings=dict(
+            zip([lr for lr in lrs if lr != best], [pair.finding for pair in pairs], strict=True)
+        ),
+    )
 
 
-def _readable(path: Path) -> results.Result | None:
+def _readable(path: Path) -> Result | None:
     """Return the run in a folder; None if it cannot be read."""
     try:
         return results.read(path)
@@ -121,7 +144,7 @@ def _readable(path: Path) -> results.Result | None:
         return None
 
 
-def _last_accuracy(run: results.Result) -> float | None:
+def _last_accuracy(run: Result) -> float | None:
     """Return the test accuracy after the last round, of a run that got there."""
     return next((a for t, a in run.curve("test", "accuracy") if t == run.config.rounds), None)
 
@@ -170,7 +193,10 @@ def verdict(best: BestLr) -> str:
         return "it is the largest γ tried, so the best may be larger"
     if next_lrs(best):
         return f"it lies between {below:g} and {above:g}, far apart"
-    return f"it lies between {below:g} and {above:g}, both worse: there is no need to try others"
+    place = f"it lies between {below:g} and {above:g}"
+    if open_ := " and ".join(f"{lr:g}" for lr in (below, above) if not best.is_settled(lr)):
+        return f"{place}, and is not settled against {open_}: run more seeds before you choose"
+    return f"{place}, which are worse or as good: there is no need to try others"
 
 
 def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -> str:
@@ -179,7 +205,7 @@ def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -
     Args:
         config: What all runs share, complete.
         clients: K.
-        lrs: The grid of γ; each is run with two seeds.
+        lrs: The grid of γ; each is run with three seeds.
         out: The folder of the sweep.
 
     Returns:
@@ -198,7 +224,7 @@ def sweep_command(config: RunConfig, clients: int, lrs: list[float], out: str) -
         if value is not None and value != usual.get(name):
             words += [f"--{kebab(name)}", str(value)]
     grid = " ".join(f"{lr:g}" for lr in lrs)
-    return shlex.join([*words, "--grid", f"lr={grid}", "--grid", "seed=0 1", "--out", out])
+    return shlex.join([*words, "--grid", f"lr={grid}", "--grid", "seed=0 1 2", "--out", out])
 
 
 def differences(best: RunConfig, task: RunConfig) -> list[str]:
@@ -238,7 +264,6 @@ def measured_gradients(
 def bound_figure(
     experiment: Experiment,
     constants: Constants,
-    setting: Setting,
     proven: float,
     measured: list[Line],
 ) -> Figure:
@@ -246,7 +271,8 @@ def bound_figure(
     counts = np.unique(np.linspace(1, int(measured[0].x[-1]), 100).astype(int))
     lines = list(measured)
     if proven > 0:
-        bound = np.asarray(CORRECTED_FEDMOM.bound(constants, setting, proven, counts))
+        setting, theorem = setting_of(experiment), theorem_of(experiment)
+        bound = np.asarray(theorem.bound(constants, setting, proven, counts))
         label = f"corrected bound, γ = {proven:.3g}"
         lines.append(Line(label, counts.tolist(), bound.tolist(), dashed=True))
     config = experiment.config
@@ -259,108 +285,102 @@ def bound_figure(
     return Figure("advise", "Bound and measured gradient", (chart,), columns=1, note=note)
 
 
-def sentence(experiment: Experiment) -> str:
-    """Say whether γ meets the condition of the corrected theorem, with the numbers.
+def checked_lr(experiment: Experiment, bar: Progress) -> str:
+    """Return whether γ meets the condition of the corrected theorem, as a sentence with numbers.
 
-    L is a rough estimate, and B² is taken as 1, its smallest value. The theorem covers FedAvg,
-    FedSGD and FedMom with plain local SGD and population weights.
+    The constants are estimated along the run's first rounds, as ``fedmom theory estimate`` does.
+
+    Args:
+        experiment: The run.
+        bar: Shows the progress of the estimates.
+    """
+    if reason := not_covered(experiment):
+        return f"The corrected theorem does not apply to this run: {reason}."
+    config = experiment.config
+    rounds = min(config.rounds, SHORT_RUN)
+    found = estimate_task(experiment, EstimateBudget(), rounds, bar)
+    setting, lr = setting_of(experiment), float(_rates(experiment).max())
+    largest = float(theorem_of(experiment).max_lr(found.constants(), setting))
+    momentum = f" β = {setting.momentum:g}," if config.algorithm == "fedmom" else ""
+    used = (
+        f"L = {found.smoothness.value:.3g} and B² = {found.similarity.value:.3g}, estimated along"
+        f" the first {rounds} rounds, and H = {setting.local_steps}, η = {setting.server_lr:g},"
+        f"{momentum} K = {setting.clients}, M = {setting.per_round}"
+    )
+    if lr > largest:
+        return (
+            f"lr {lr:g} is above {largest:.2g}, the largest for which the corrected theorem bounds"
+            f" this run ({used}). The bounds are loose, and it may well converge: docs/theory.md."
+        )
+    return (
+        f"lr {lr:g} may be covered: it is at most {largest:.2g}, the largest that the corrected"
+        f" theorem allows for the constants that were seen ({used}). Elsewhere they may be larger,"
+        " so this is not a guarantee."
+    )
+
+
+def not_covered(experiment: Experiment) -> str:
+    """Return what of a run the corrected theorem excludes, whatever the constants; empty: nothing.
 
     Args:
         experiment: The run.
     """
     config = experiment.config
-    if not _has_theorem(experiment):
-        return (
-            "The corrected theorem does not cover this run: it is about FedSGD, FedAvg and FedMom"
-            " with plain SGD on the clients, uniform sampling and population weights."
-        )
-    smoothness = quick_smoothness(experiment)
-    if not 0 < smoothness < float("inf"):
-        return "L cannot be estimated at the first model: its gradients do not change, or overflow."
-    setting = setting_of(experiment)
-    constants = Constants(smoothness=smoothness, variance=0.0, gap=0.0)
-    lr = max(schedules.at(experiment.work.lr, t) for t in (0, config.rounds - 1))
-    largest = CORRECTED_FEDMOM.max_lr(constants, setting)
-    held = CORRECTED_FEDMOM.applies(constants, setting, lr)
-    place = "is at most" if held else "is above"
-    rest = "" if held else " The bounds are loose, and it may well converge: docs/theory.md."
-    return (
-        f"lr {lr:g} {place} {largest:.2g}, the largest for which the corrected theorem bounds"
-        f" this run (L ≈ {smoothness:.2g} at the first model, H = {setting.local_steps},"
-        f" η = {setting.server_lr:g}, β = {setting.momentum:g}, K = {setting.clients},"
-        f" M = {setting.per_round}).{rest}"
-    )
+    if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
+        return f"it is about fedsgd, fedavg and fedmom, not {config.algorithm}"
+    needed = {"solver": "sgd", "prox": 0, "weighting": "population", "aggregate": "mean"}
+    needed |= {"sampler": "uniform", "pace": "synchronous", "average": None}
+    for name, value in needed.items():
+        if (given := getattr(config, name)) != value:
+            return f"it needs {name} {value}, not {given}".replace("average None", "no average")
+    if isinstance(config.server_lr, str):
+        return f"it needs a constant server-lr, not {config.server_lr}"
+    return _not_covered_on_clients(experiment)
+
+
+def _not_covered_on_clients(experiment: Experiment) -> str:
+    config, work, sizes = experiment.config, experiment.work, experiment.data.train.size
+    if experiment.model.state is not None:
+        return "the model has state that is not trained, such as batch norm's"
+    if work.shuffled:
+        return "it needs batches drawn at random, not shuffled epochs"
+    if callable(work.steps) or callable(work.epochs):
+        return "it needs the same number of local steps in every round"
+    fewest, most = (work.count(0, int(n)) for n in (sizes[sizes > 0].min(), sizes.max()))
+    if fewest < most:
+        return f"it needs the same local steps for all clients, not {fewest:,} to {most:,}"
+    rates = _rates(experiment)
+    if config.momentum and (rates > np.minimum.accumulate(rates) * (1 + ROUNDING)).any():
+        return f"with momentum, it needs an lr that never rises, not {config.lr}"
+    return ""
+
+
+def _rates(experiment: Experiment) -> Array:
+    """Return γ_t of every round."""
+    lr = experiment.work.lr
+    if not callable(lr):
+        return np.full(1, float(lr))
+    return np.asarray(jax.vmap(lr)(np.arange(experiment.config.rounds)), float)
+
+
+def theorem_of(experiment: Experiment) -> Theorem:
+    """Return the corrected theorem about a run's algorithm."""
+    return CORRECTED_FEDMOM if experiment.config.algorithm == "fedmom" else CORRECTED_FEDAVG
 
 
 def setting_of(experiment: Experiment) -> Setting:
-    """Return a run in the terms of the theorems: η where it is largest, H of the mean client."""
+    """Return a run in the terms of the theorems: η where it is largest, H of the mean client.
+
+    β is FedMom's: the run's, or the default if it has none. Theorems about FedAvg ignore it.
+    """
     config, sizes = experiment.config, experiment.data.train.size
     eta = schedules.parse(config.server_lr)
+    default: float = algorithms.default_of("fedmom", "momentum")
     return Setting(
         clients=experiment.data.clients,
         per_round=config.clients_per_round,
         local_steps=experiment.work.count(0, round(sizes.mean())),
         server_lr=max(schedules.at(eta, t) for t in (0, config.rounds - 1)),
-        momentum=config.momentum or 0.0,
+        momentum=default if config.momentum is None else config.momentum,
         largest_weight=float(sizes.max() / sizes.sum()),
     )
-
-
-def _has_theorem(experiment: Experiment) -> bool:
-    config = experiment.config
-    return (
-        config.algorithm in ("fedsgd", "fedavg", "fedmom")
-        and config.weighting == "population"
-        and (config.aggregate, config.sampler) == ("mean", "uniform")
-        and config.pace.partition(":")[0] == "synchronous"
-        and config.solver == "sgd"
-        and config.prox == 0
-        and (config.batch_size != "all" or experiment.data.train.size.min() <= FULL_GRADIENT)
-    )
-
-
-def quick_smoothness(experiment: Experiment) -> float:
-    """Return the largest |∇f_k(w) - ∇f_k(w')| / |w - w'| seen near the first model.
-
-    f_k is the mean over a few batches of the smallest client; w' moves by power iteration to
-    where the quotient is large. It runs the program that the run's clients run, and NumPy for the
-    rest, so that nothing else is compiled.
-    """
-    seed, device = experiment.config.seed, jax.devices()[0]
-    # Bound to its device, as a run's models are, or the program would be compiled for both.
-    params = jax.device_put(experiment.model.init(init_key(seed)), device)
-    leaves, form = jax.tree.flatten(params)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    work = replace(experiment.work, lr=1.0, steps=1, epochs=None)
-    runtime = experiment.runtime(work, workers=1)
-    # As many clients as in a round, since their number may be part of the compiled program.
-    smallest = int(np.argmin(experiment.data.train.size))
-    cohort = np.full(experiment.config.clients_per_round, smallest)
-    batches = 1 if work.batch_size is None else BATCHES
-
-    def gradient(vector: Vector) -> Vector:
-        parts = zip(np.split(vector, ends), leaves, strict=True)
-        tree = jax.tree.unflatten(form, [part.reshape(leaf.shape) for part, leaf in parts])
-        there = jax.device_put(tree, device)
-        total = np.zeros_like(vector)
-        for batch in range(batches):
-            total += _flat(jax.tree.leaves(batch_gradient(runtime, batch, cohort, there)))
-        return total / np.float32(batches)
-
-    here = _flat(leaves)
-    slope = gradient(here)
-    length = STEP * float(np.linalg.norm(here))
-    towards = np.random.default_rng(seed).normal(size=here.size).astype(np.float32)
-    largest = 0.0
-    for _ in range(ITERATIONS):
-        moved = here + towards * np.float32(length / np.linalg.norm(towards))
-        towards = gradient(moved) - slope
-        largest = max(largest, float(np.linalg.norm(towards)) / length)
-        if not 0 < largest < np.inf:
-            break
-    runtime.close()
-    return largest
-
-
-def _flat(leaves: list[jax.Array]) -> Vector:
-    return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])

@@ -239,7 +239,8 @@ def culprit(client: int, members: int) -> str:
 
 def diverged(round_: int, what: str) -> DivergedError:
     """Return the error of a round in which something "is" not finite."""
+    first = " If that does not help, check the data and the model's first parameters."
     return DivergedError(
         f"Round {round_ + 1}: {what} not finite. Training diverged: use a smaller --lr or"
-        " --server-lr, or fewer local steps."
+        f" --server-lr, or fewer local steps.{'' if round_ else first}"
     )

@@ -11,7 +11,7 @@ from scipy.special import bdtr
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import DivergedError
-from fedmom.core.types import LOWER_IS_BETTER, Params
+from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.models.metrics import Metric
 from fedmom.runtimes.base import Runtime, Scores
 
@@ -25,8 +25,8 @@ class Metrics:
 
     Every metric of the model is an attribute, such as ``accuracy``, and so are its percentiles over
     clients, ``accuracy_p10``, ``accuracy_p50`` and ``accuracy_p90``. What has no finite value, such
-    as the AUC of samples of one class, is not there; clients without a value are left out of
-    percentiles.
+    as the AUC of samples of one class, is NaN. Clients without a value are left out of percentiles,
+    which are not there if no client has one.
 
     A client with few samples has a high or a low accuracy by chance. So beside every percentile
     stands the one that identical clients would show, ``accuracy_p10_identical``: each with the
@@ -39,6 +39,7 @@ class Metrics:
         clients: How many clients were evaluated.
         samples: How many samples were evaluated.
         lower_is_better: The metrics of which a lower value is better.
+        unranked: The metrics of which it is unknown whether higher or lower is better.
 
     Examples:
         >>> scores = Scores(
@@ -58,6 +59,7 @@ class Metrics:
     clients: int
     samples: int
     lower_is_better: tuple[str, ...] = ()
+    unranked: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> float:
         values = self.__dict__.get("values", {})
@@ -81,8 +83,9 @@ class Metrics:
             What is written, by name.
         """
         counts = {"clients": self.clients, "samples": self.samples}
-        lower = {LOWER_IS_BETTER: list(self.lower_is_better)} if self.lower_is_better else {}
-        return {"round": round_, "split": split, "loss": self.loss, **self.values, **counts} | lower
+        lists = {LOWER_IS_BETTER: self.lower_is_better, UNRANKED: self.unranked}
+        row = {"round": round_, "split": split, "loss": self.loss, **self.values, **counts}
+        return row | {name: list(metrics) for name, metrics in lists.items() if metrics}
 
 
 @checked
@@ -117,22 +120,25 @@ def summarize(scores: Scores) -> Metrics:
     if not math.isfinite(loss):
         raise DivergedError("The model's loss is not finite. Use a smaller --lr.")
     values = {k: v for metric in scores.metrics for k, v in _numbers(metric, scores)}
-    lower = tuple(m.name for m in scores.metrics if not m.higher_is_better and m.name in values)
+    lower, unranked = (
+        tuple(metric.name for metric in scores.metrics if metric.higher_is_better is said)
+        for said in (False, None)
+    )
     clients, samples = len(scores.evaluated), int(scores.evaluated.sum())
-    return Metrics(loss, values, clients, samples, lower)
+    return Metrics(loss, values, clients, samples, lower, unranked)
 
 
 def _numbers(metric: Metric, scores: Scores) -> Iterator[tuple[str, float]]:
-    """Yield a metric and its percentiles over clients, by name, where they are finite."""
+    """Yield a metric and its percentiles over clients, by name."""
     name = metric.name
     each, whole = per_client(metric, scores)
-    if not math.isfinite(whole):
-        return
-    yield name, whole
+    yield name, whole if math.isfinite(whole) else math.nan
     known = each[np.isfinite(each)]
+    if not len(known):
+        return
     for p, value in zip(PERCENTILES, np.percentile(known, PERCENTILES).tolist(), strict=True):
         yield f"{name}_p{p}", value
-    if metric.hits:
+    if metric.hits and math.isfinite(whole):
         for p in PERCENTILES:
             yield f"{name}_p{p}_identical", identical_percentile(scores.evaluated, whole, p)
 

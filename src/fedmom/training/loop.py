@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -208,8 +209,6 @@ def train(
         2 2
         3 2
     """
-    if bad_replies not in ("stop", "skip"):
-        raise FedMomError(f"bad-replies {bad_replies!r} must be stop or skip.")
     _check_runtime(runtime)
     state = start(runtime.workload) if state is None else state
     state = jax.device_put(state, jax.devices()[0])._replace(round=state.round)
@@ -227,12 +226,6 @@ def train(
 
 def _check_runtime(runtime: Runtime) -> None:
     """Refuse a runtime that would leave a part of the method out."""
-    if not isinstance(runtime, Runtime):
-        missing = [n for n in vars(Runtime) if n[0] != "_" and not hasattr(runtime, n)]
-        raise FedMomError(
-            f"{type(runtime).__name__} is not a runtime: it has no {', '.join(sorted(missing))}."
-            " fedmom.LocalRuntime(workload) is one."
-        )
     if not (runtime.runs_method or runtime.workload.method.is_plain):
         raise FedMomError(
             f"{type(runtime).__name__} does not run the algorithm's own client or stages, so they"
@@ -292,7 +285,11 @@ class _Rounds:
         began = time.perf_counter()
         self._ask(state, cohort)
         collected = self._collect(state.round)
-        stepped = collected.step(Carried(*state[1:]), state.round, self._population, self._key)
+        carried = Carried(*state[1:])
+        if self._admission.rejected and not collected.replies:  # nothing to step with
+            stepped = Stepped(carried, jnp.array([0.0, 0.0, True]), {})
+        else:
+            stepped = collected.step(carried, state.round, self._population, self._key)
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
         loss, norm = _checked(state.round, collected, stepped)

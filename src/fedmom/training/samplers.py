@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Count, Seed
 
 Cohort = NDArray[np.int64]
 Sampler = Callable[[int, int, int, NDArray[np.int64]], Cohort]
@@ -20,7 +21,7 @@ LARGE = 10_000  # clients: larger populations are not sorted for every draw
 
 
 @checked
-def uniform(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
+def uniform(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Uniformly, without replacement (the paper's).
 
     Args:
@@ -42,7 +43,7 @@ def uniform(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Co
 
 
 @checked
-def poisson(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
+def poisson(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -> Cohort:
     """Each client by itself with probability M/K, so that the cohort's size varies.
 
     Privacy accounting often assumes it. A cohort may be empty; the round's aggregate is then 0.
@@ -70,7 +71,7 @@ def poisson(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Co
 
 
 @checked
-def weighted(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
+def weighted(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -> Cohort:
     """A client is in with probability M n_k/n.
 
     By systematic sampling in a random order; by Sampford's method from a large population, so that

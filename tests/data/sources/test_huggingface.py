@@ -51,6 +51,9 @@ def test_the_splits_of_a_dict_are_train_and_test(datasets):
     assert data.test.size.sum() == 0
     with pytest.raises(FedMomError, match="the splits test, and none called train"):
         fedmom.from_huggingface(datasets.DatasetDict(test=parts["test"]), client="who")
+    for name, hint in (("validation", "It may be train, test"), ("tset", "Did you mean 'test'")):
+        with pytest.raises(FedMomError, match=f"the split '{name}' is not known.*{hint}"):
+            fedmom.from_huggingface(datasets.DatasetDict({**parts, name: parts["test"]}))
     with pytest.raises(FedMomError, match="already marked"):
         fedmom.from_huggingface(datasets.DatasetDict(parts), client="who", test_fraction=0.1)
 
@@ -101,7 +104,7 @@ def test_mistakes_are_sentences(datasets, monkeypatch):
         label=datasets.ClassLabel(names=["a", "b"]),
     )
     unlabelled = datasets.Dataset.from_dict(rows, features=features)
-    with pytest.raises(FedMomError, match=r"labels outside 0\.\.1. Leave rows without a label out"):
+    with pytest.raises(FedMomError, match=r"label of row 1 is -1 .*Leave rows without a label out"):
         fedmom.from_huggingface(unlabelled, client="who")
     with pytest.raises(FedMomError, match="no column in huggingface called 'user'"):
         fedmom.from_huggingface(datasets.Dataset.from_dict(numbers()), client="user")

@@ -41,9 +41,10 @@ def test_one_picture_in_colour_makes_all_of_them_so(tmp_path):
     colour = put(tmp_path / "a" / "0" / "1.png", gray((6, 5, 3)))
     plain = put(tmp_path / "a" / "10" / "1.png", gray())
     data = fedmom.from_images(tmp_path)
-    assert data.features[:] == ("image", (6, 5, 3), 11, "classes")  # classes called by numbers
+    assert data.features[:] == ("image", (6, 5, 3), 2, "classes")
+    assert data.class_names == ("0", "10")
     np.testing.assert_array_equal(data.arrays["x"], [colour, np.stack([plain] * 3, -1)])
-    assert data.arrays["y"].tolist() == [0, 10]
+    assert data.arrays["y"].tolist() == [0, 1]
 
 
 def test_classes_without_clients_are_dealt(tmp_path):
@@ -55,6 +56,31 @@ def test_classes_without_clients_are_dealt(tmp_path):
     data = load(f"{tmp_path}:test_fraction=0.34,partition=shards:clients=2,per_client=1")
     assert (data.clients, data.train.size.tolist(), data.test.size.tolist()) == (2, [4, 4], [2, 2])
     assert {tuple(set(y.tolist())) for y in np.split(data.arrays["y"], 2)} == {(0,), (1,)}
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        (("train/cat", "val/cat"), "'train' and 'val'"),
+        (("cat/Train", "cat/Test"), "'Test' and 'Train'"),
+        (("ann/train/cat", "ann/test/cat"), "has images such as"),
+        (("training", "validation"), "'training' and 'validation'"),
+        (("ann/train", "bob/train"), "has 'train' where clients"),
+    ],
+)
+def test_folders_of_splits_are_not_taken_for_clients_or_classes(tmp_path, places, says):
+    for place in places:
+        put(tmp_path / place / "1.png", gray())
+    with pytest.raises(FedMomError, match=says):
+        fedmom.from_images(tmp_path)
+    with pytest.raises(FedMomError, match=says):
+        load(f"{tmp_path}:partition=iid:clients=1")
+
+
+def test_one_client_may_be_called_test(tmp_path):
+    for place in ("test/cat", "ann/dog"):
+        put(tmp_path / place / "1.png", gray())
+    assert fedmom.from_images(tmp_path).users == ["ann", "test"]
 
 
 def test_images_are_brought_to_one_size(tmp_path):

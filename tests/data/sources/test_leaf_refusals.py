@@ -69,6 +69,7 @@ X, Y = GOOD["bob"]
         ({"x": [X[0], [*X[1][:-1], 10**400]]}, "not finite, or too large"),
         ({"x": [X[0], "no image"]}, "must all be lists of numbers, or all be texts"),
         ({"x": [[], []]}, "sample 0 of x has 0 numbers"),
+        ({"weights": [1, 1]}, "the name 'weights' is not known. It may be x, y"),
         ({"x": {}}, "must be an object with the lists x and y"),
         ({"x": [], "y": []}, "num_samples says 2, and there are 0"),
     ],
@@ -98,6 +99,7 @@ def test_wrong_samples_are_refused_with_file_and_user(tmp_path, cache, members, 
         ({"num_samples": [3, {}]}, "'bob': num_samples says an object, and there are 2"),
         ({"num_samples": 5}, "num_samples must be a list of 2 numbers"),
         ({"user_data": [1]}, "user_data must be an object"),
+        ({"num_sample": [3, 2]}, "the name 'num_sample' is not known. Did you mean 'num_samples'?"),
     ],
 )
 def test_members_that_contradict_one_another_are_refused(tmp_path, cache, members, what):

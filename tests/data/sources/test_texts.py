@@ -85,6 +85,17 @@ def test_folders_of_texts(tmp_path):
     assert load(f"{tmp_path}/flat:window=10,partition=iid:clients=2").users[0] == "client0"
 
 
+@pytest.mark.parametrize("places", [("train", "test"), ("train/a", "val/b")])
+@pytest.mark.parametrize("options", [{}, {"partition": "iid:clients=1"}])
+def test_files_of_splits_are_not_taken_for_clients(tmp_path, places, options):
+    for place in places:
+        path = tmp_path / f"{place}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(ANN)
+    with pytest.raises(FedMomError, match="they look like splits"):
+        fedmom.from_texts(tmp_path, window=10, **options)
+
+
 def test_many_symbols_fit():
     text = "".join(map(chr, range(200, 700))) * 2
     data = fedmom.from_texts({"a": text}, window=3)

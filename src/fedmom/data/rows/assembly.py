@@ -7,17 +7,27 @@ same in all of them.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
-from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned_rows
+from fedmom.data.federated import Features, FederatedData, Integers, Split, aligned, aligned_rows
 from fedmom.data.leaf_sampling import shuffled_places
 from fedmom.data.partition import client_names, dealt
-from fedmom.data.rows.values import COUNTED, Labels, as_floats, refuse_row
+from fedmom.data.rows.values import (
+    COUNTED,
+    LARGEST_LABEL,
+    NUMBERS,
+    Labels,
+    as_floats,
+    is_whole,
+    refuse_row,
+)
 
 MARKS = {"train": False, "training": False, "test": True}
 
@@ -98,11 +108,8 @@ def assemble(
     """
     division.check(name, ids=clients is not None, marked=is_test is not None)
     marks = np.zeros(len(x), bool) if is_test is None else _marks(name, is_test)
-    lengths = {"x": len(x), "y": len(labels.values), "is_test": len(marks)}
-    lengths |= {} if clients is None else {"client ids": len(clients.rows)}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{what} has {count:,}" for what, count in lengths.items())
-        raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
+    ids = None if clients is None else clients.rows
+    check_rows(name, {"x": x, "y": labels.values, "client_ids": ids, "is_test": is_test})
     if clients is None:
         assert division.partition is not None
         by = labels.values if labels.task == "classes" else None
@@ -122,15 +129,45 @@ def assemble(
     return FederatedData(name, users, features, arrays, *parts, class_names=labels.names)
 
 
+def check_rows(name: str, arrays: Mapping[str, NDArray[Any] | None]) -> None:
+    """Refuse arrays of different numbers of rows; None stands for one that was not given."""
+    given = {what: array for what, array in arrays.items() if array is not None}
+    for what, array in given.items():
+        if not array.ndim:
+            raise FedMomError(
+                f"{name}: {what} is {short(array)}. It must have one item for every row."
+            )
+    if len({len(array) for array in given.values()}) > 1:
+        found = ", ".join(f"{what} has {len(array):,}" for what, array in given.items())
+        raise FedMomError(f"{name}: the numbers of rows must be equal, but {found}.")
+
+
+def numbered_as_labelled(data: FederatedData) -> FederatedData:
+    """Return data whose class 7 is the label 7, also where labels are missing.
+
+    The devices of a run have some of its classes each, and all of them must number these alike.
+    """
+    names = data.class_names or ()
+    if data.features.task != "classes" or not names:
+        return data
+    if not all(is_whole(name) and 0 <= int(name) <= LARGEST_LABEL for name in names):
+        return data
+    numbers = np.array([int(name) for name in names], np.int32)
+    arrays = {**data.arrays, "y": aligned(numbers[data.arrays["y"]])}
+    features = data.features._replace(classes=int(numbers.max()) + 1)
+    return replace(data, features=features, arrays=arrays, class_names=None)
+
+
 def inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
     """Return inputs in a type that JAX keeps: whole numbers stay whole, so tokens can be looked up.
 
     Bytes are taken for the grey levels of images.
     """
-    if x.ndim < 1 or x.dtype.kind not in "biuf":
+    if x.dtype.kind not in "biuf":
+        kind = "texts" if x.dtype.kind in "UT" else f"values of type {x.dtype}"
         raise FedMomError(
-            f"{name}: x is an array of type {x.dtype} and {x.ndim} dimensions. It must hold"
-            " numbers: whole ones, floats or bools, not complex ones."
+            f"{name}: x holds {kind}. It must hold numbers: whole ones, floats or bools, not"
+            " complex ones."
         )
     if not x.size:
         raise FedMomError(f"{name} has no rows, or its rows have no values.")
@@ -153,8 +190,8 @@ def _marks(name: str, is_test: NDArray[Any]) -> NDArray[np.bool_]:
     """Read which rows are for testing: bools, 0 and 1, or "train" and "test"."""
     allowed = "True or False, 1 or 0, 'test' or 'train'"
     if is_test.dtype.kind in "UTO" and is_test.ndim == 1:
-        known = [MARKS.get(str(v).lower(), None if isinstance(v, str) else v) for v in is_test]
-        wrong = np.array([v is None or v not in (0, 1) for v in known])
+        known = [MARKS.get(v.lower()) if isinstance(v, str) else v for v in is_test.tolist()]
+        wrong = np.array([not isinstance(v, NUMBERS) or v not in (0, 1) for v in known])
         refuse_row(f"{name}: is_test", wrong, is_test, allowed)
         return np.array(known, bool)
     if is_test.ndim != 1 or is_test.dtype.kind not in "biuf":
@@ -230,7 +267,7 @@ def _of_objects(name: str, ids: list[Any]) -> Owners:
                 f"{name}: the client ids {other!r} and {value!r} (row {row}) would have one name."
                 " Make all ids texts, or all of them numbers."
             )
-    whole = not any(isinstance(value, str) for value in named.values())
+    whole = not any(isinstance(value, str | bool) for value in named.values())
     users = sorted(named, key=named.__getitem__) if whole else sorted(named)
     place = {user: k for k, user in enumerate(users)}
     rows = np.fromiter((place[text] for text in texts), np.int64, len(ids))

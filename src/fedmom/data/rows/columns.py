@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick_name
 from fedmom.core.validation import check_memory
-from fedmom.data.federated import FederatedData, Task
+from fedmom.data.federated import Column, Columns, FederatedData, Task
 from fedmom.data.rows.assembly import Division, assemble, inputs, owners
 from fedmom.data.rows.values import (
     Labels,
@@ -98,37 +99,53 @@ def from_table(
     _check_columns(table, [*others, *inputs_from])
     if decode and len(inputs_from) == 1 and inputs_from[0] in decode:
         x = decode[inputs_from[0]](table.read(inputs_from[0]))
+        read_from: tuple[Column, ...] = (Column(inputs_from[0], "image"),)
     else:
-        x = inputs(table.name, _features(table, inputs_from))
-    found = _named(table, _labels(table, labels, x.shape[1:], task), class_names)
+        x, read_from = table_inputs(table, inputs_from)
+    found = _labels(table, labels, x.shape[1:], task, class_names)
     clients = None if client is None else owners(table.name, _ids(table, client))
     marks = is_test if test is None else _values(table, test)
-    return assemble(table.name, x, found, clients, division, marks)
+    columns = Columns(read_from, tuple(labels), tuple(filter(None, (client, test))))
+    return replace(assemble(table.name, x, found, clients, division, marks), columns=columns)
+
+
+def table_inputs(table: Table, names: Sequence[str]) -> tuple[NDArray[Any], tuple[Column, ...]]:
+    """Return columns side by side as inputs, and what each of them holds."""
+    kinds: dict[str, Any] = {}
+
+    def read(name: str) -> "pa.ChunkedArray":
+        column = table.read(name)
+        kinds[name] = _kind(column.type)
+        return column
+
+    x = inputs(table.name, _features(table._replace(read=read), names))
+    return x, tuple(Column(name, kinds[name]) for name in names)
+
+
+def _kind(arrow: "pa.DataType") -> str:
+    """Return what a column of inputs holds; texts that are numbers are read as numbers."""
+    import pyarrow.types as types
+
+    if types.is_list(arrow) or types.is_large_list(arrow) or types.is_fixed_size_list(arrow):
+        return "list"
+    return "bool" if types.is_boolean(arrow) else "number"
 
 
 def _labels(
-    table: Table, names: Sequence[str], shape: tuple[int, ...], task: Task | None
+    table: Table,
+    names: Sequence[str],
+    shape: tuple[int, ...],
+    task: Task | None,
+    classes: Sequence[str] | None,
 ) -> Labels:
     found = [_values(table, name) for name in names]
     what = f"{table.name}, label {'+'.join(names)}"
     if len(found) == 1:
-        return read_labels(what, found[0], shape, task)
+        return read_labels(what, found[0], shape, task, classes)
     if any(column.ndim > 1 for column in found):
         raise FedMomError(f"{what}: a column of lists must be the only label.")
     labels = read_labels(what, np.column_stack(found), shape, task)
     return labels._replace(names=tuple(names)) if labels.task == "multilabel" else labels
-
-
-def _named(table: Table, labels: Labels, names: Sequence[str] | None) -> Labels:
-    """Give classes the names that the table has for them."""
-    if names is None or labels.task not in ("classes", "sequence"):
-        return labels
-    if labels.names is not None or labels.classes > len(names):  # negative, or beyond the names
-        raise FedMomError(
-            f"{table.name}: there are {len(names)} names of classes, and labels outside"
-            f" 0..{len(names) - 1}. Leave rows without a label out."
-        )
-    return labels._replace(classes=len(names), names=tuple(names))
 
 
 def _check_columns(table: Table, wanted: Sequence[str]) -> None:

@@ -1,24 +1,131 @@
 """Values of a user's data: made plain, refused with their row, and what labels stand for."""
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Task
 
-PLAIN = (str, bool, int, float, np.generic)
+TEXTS = (str, np.str_)
+WHOLE = (int, np.integer)
+NUMBERS = (*WHOLE, float, np.floating)
 COUNTED = "(rows are counted from 0)"
+# What is given as one item for every row. Type checkers see what NumPy takes; `as_array` checks it.
+if TYPE_CHECKING:
+    Rows = ArrayLike
+else:
+    Rows = Any
 
 
-def as_array(what: str, values: ArrayLike) -> NDArray[Any]:
-    """Return an array; rows of different lengths and the like are refused."""
+def as_array(what: str, values: Rows) -> NDArray[Any]:
+    """Return the array that a user's values are: of NumPy, pandas, JAX or PyTorch, or a list.
+
+    Texts, and a list of several types, become an array of objects: NumPy alone would make
+    ``["1", 1]`` two equal texts, and ``"nan"`` of a missing one.
+
+    Args:
+        what: What they are, for messages.
+        values: One item for every row.
+
+    Raises:
+        FedMomError: They are of another kind, ragged, or masked in a row.
+
+    Examples:
+        >>> as_array("ids", ["a", None]).tolist(), as_array("ids", [2, 1]).tolist()
+        (['a', None], [2, 1])
+    """
+    if hasattr(values, "toarray"):
+        raise FedMomError(
+            f"{what} is a sparse {type(values).__name__}. Make it dense: give its .toarray()."
+        )
+    listed = isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray)
+    if (
+        not listed
+        and not hasattr(values, "__array__")
+        and not hasattr(values, "__array_interface__")
+    ):
+        raise FedMomError(
+            f"{what} is {short(values)}. It must be an array or a list, with an item for every row."
+        )
     try:
-        return np.asarray(values)
+        array = _of_list(values) if listed else _of_one(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise FedMomError(f"{what} cannot be made an array: {error}.") from None
+        raise FedMomError(f"{what} cannot be made an array: {_why(values, error)}.") from None
+    if isinstance(array, np.ma.MaskedArray):
+        masked = np.ma.getmaskarray(array).reshape(len(array), -1).any(axis=1)
+        if masked.any():
+            row, others = int(np.argmax(masked)), others_like(np.asarray(masked))
+            raise FedMomError(
+                f"{what}: row {row} has a masked value{others}. Fill it in, or leave the row out."
+            )
+        array = array.data
+    if array.dtype.kind == "U":
+        allowed = "a text. NumPy makes 'nan' of a missing value; give a list if it is a real name"
+        refuse_row(f"{what}: the value", array == "nan", array, allowed)
+    return array
+
+
+def _of_list(values: Any) -> NDArray[Any]:
+    items = [_of_tensor(v) if _is_tensor(v) else v for v in values]
+    if any(item is np.ma.masked for item in items):
+        return np.ma.array(np.zeros(len(items)), mask=[item is np.ma.masked for item in items])
+    if _has_masked(items):
+        return np.ma.array([_of_list(v) if isinstance(v, list | tuple) else v for v in items])
+    array = np.asarray(items)
+    kinds = set(map(type, items))
+    changed = array.ndim == 1 and (len(kinds) > 1 or (array.dtype.kind == "f" and kinds == {int}))
+    return np.array(items, object) if array.dtype.kind in "USc" or changed else array
+
+
+def _of_one(values: Any) -> NDArray[Any]:
+    array = np.asanyarray(_of_tensor(values) if _is_tensor(values) else values)
+    if array.dtype.kind == "O" and array.ndim == 1 and all(map(_is_row, array)):
+        return _of_list(array.tolist())
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8")
+    if array.dtype.kind == "T":
+        return array.astype(object)
+    if array.dtype.kind == "V" and array.dtype.type is not np.void and array.dtype.names is None:
+        return array.astype(np.int8 if "int" in array.dtype.name else np.float32)  # as bfloat16
+    return array
+
+
+def _has_masked(items: Sequence[Any]) -> bool:
+    return any(isinstance(item, np.ma.MaskedArray) for item in items) or any(
+        _has_masked(item) for item in items if isinstance(item, list | tuple)
+    )
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) or _is_tensor(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach")
+
+
+def _of_tensor(value: Any) -> NDArray[Any]:
+    """Return the array of a torch tensor, without importing torch, which takes seconds."""
+    value = value.detach().cpu()
+    try:
+        array: NDArray[Any] = value.numpy()
+    except TypeError:  # bfloat16, which NumPy does not have
+        array = value.float().numpy()
+    return array
+
+
+def _why(values: Any, error: Exception) -> str:
+    """Say which row differs from the first; otherwise what NumPy says."""
+    with contextlib.suppress(Exception):
+        shapes = [np.shape(value) for value in values]
+        row = next(row for row, shape in enumerate(shapes) if shape != shapes[0])
+        return f"row {row} has the shape {shapes[row]}, and row 0 has {shapes[0]} {COUNTED}"
+    return f"{error}".rstrip(".")
 
 
 def as_plain(what: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -31,19 +138,52 @@ def as_plain(what: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind != "O":
         return array
     flat = array.ravel()
-    kinds = {type(value) for value in flat}
-    for kind in kinds:
-        if not issubclass(kind, PLAIN):
-            row = next(i for i, v in enumerate(flat) if type(v) is kind)
-            raise FedMomError(
-                f"{what}: row {row // max(1, flat.size // len(array))} is {_short(flat[row])}"
-                f" {COUNTED}. Every row must be a number or a text; fill it in or leave it out."
-            )
-    texts = [kind for kind in kinds if issubclass(kind, str)]
-    if texts and len(texts) < len(kinds):
-        raise FedMomError(f"{what} mix texts and numbers. Make all of them one or the other.")
+    width = max(1, flat.size // max(1, len(array)))
+    words = {kind: _word(kind) for kind in set(map(type, flat))}
+    for place, value in enumerate(flat) if None in words.values() else ():
+        if words[type(value)] is None:
+            _refuse_missing(what, place // width, value)
+    found = sorted(set(words.values()))  # type: ignore[type-var]
+    if len(found) > 1:
+        _refuse_mixed(what, flat, [words[type(value)] for value in flat], width)
+    whole = all(issubclass(kind, WHOLE) for kind in words)
     # NumPy's texts of variable length: one long text does not make all rows long.
-    return np.array(array.tolist(), np.dtypes.StringDType() if texts else None)
+    try:
+        plain = np.array(array.tolist(), np.dtypes.StringDType() if found == ["texts"] else None)
+    except UnicodeEncodeError:
+        raise FedMomError(f"{what}: a text cannot be written as UTF-8. Correct it.") from None
+    if plain.dtype.kind == "O" or (whole and plain.dtype.kind == "f"):
+        raise FedMomError(f"{what}: a whole number has more than 64 bits. Give texts or floats.")
+    return plain
+
+
+def _word(kind: type) -> str | None:
+    if issubclass(kind, TEXTS):
+        return "texts"
+    if issubclass(kind, bool | np.bool_):
+        return "bools"
+    return "numbers" if issubclass(kind, NUMBERS) else None
+
+
+def _refuse_mixed(what: str, flat: NDArray[Any], words: list[str | None], width: int) -> NoReturn:
+    for place, value in enumerate(flat):
+        if value != value:  # NaN, between texts
+            _refuse_missing(what, place // width, value)
+    kinds = sorted(set(words))[:2]  # type: ignore[type-var]
+    one, two = (
+        f"row {words.index(kind) // width} is {_short(flat[words.index(kind)])}" for kind in kinds
+    )
+    raise FedMomError(
+        f"{what}: {one}, and {two} {COUNTED}. Make all of them {kinds[0]}, or all of them"
+        f" {kinds[1]}."
+    )
+
+
+def _refuse_missing(what: str, row: int, value: Any) -> NoReturn:
+    raise FedMomError(
+        f"{what}: row {row} is {_short(value)} {COUNTED}. Every row must be a number or a text;"
+        " fill it in, or leave the row out."
+    )
 
 
 def refuse_row(what: str, wrong: NDArray[np.bool_], values: NDArray[Any], allowed: str) -> None:
@@ -79,7 +219,10 @@ def as_floats(what: str, values: NDArray[Any]) -> NDArray[np.float32]:
 def others_like(bad: NDArray[np.bool_]) -> str:
     """Say how many other rows have the fault, and how rows are counted."""
     others = int(bad.sum()) - 1
-    return f" {COUNTED}" if not others else f", as {others:,} other rows have it {COUNTED}"
+    if not others:
+        return f" {COUNTED}"
+    rows = "1 other row has" if others == 1 else f"{others:,} other rows have"
+    return f" {COUNTED[:-1]}; {rows} the same fault)"
 
 
 def _short(value: Any) -> str:
@@ -124,7 +267,11 @@ class Labels(NamedTuple):
 
 
 def read_labels(
-    name: str, y: NDArray[Any], inputs: tuple[int, ...], task: Task | None = None
+    name: str,
+    y: NDArray[Any],
+    inputs: tuple[int, ...],
+    task: Task | None = None,
+    known: Sequence[str] | None = None,
 ) -> Labels:
     """Find out what labels are, and bring them into their form.
 
@@ -133,6 +280,7 @@ def read_labels(
         y: One row of labels for every sample.
         inputs: The shape of one input.
         task: What they are, where the user says so.
+        known: What classes 0, 1, ... are called, where that is known.
     """
     if task is not None and task not in TASKS:
         raise FedMomError(f"{name}: there is no task {task!r}. Choose one of: {', '.join(TASKS)}.")
@@ -153,7 +301,7 @@ def read_labels(
         raise FedMomError(
             f"{name}: labels have the shape {y.shape}; task {task} needs {shapes[task]}."
         )
-    return _multilabel(name, y) if task == "multilabel" else _classes(name, y, task)
+    return _multilabel(name, y) if task == "multilabel" else _classes(name, y, task, known)
 
 
 def _guessed(name: str, y: NDArray[Any], inputs: tuple[int, ...]) -> Task:
@@ -189,18 +337,28 @@ def _multilabel(name: str, y: NDArray[Any]) -> Labels:
     return Labels(y.astype(np.int32), y.shape[1], "multilabel")
 
 
-def _classes(name: str, y: NDArray[Any], task: Task) -> Labels:
-    """Number classes: whole numbers from 0 stay as they are, all others go by their order."""
+def _classes(name: str, y: NDArray[Any], task: Task, known: Sequence[str] | None) -> Labels:
+    """Number classes by their order, and keep what they are called where that is not 0, 1, 2...
+
+    In a sequence whole numbers from 0 stay, as they may be the tokens of the inputs; and so do
+    the numbers of classes whose names are known.
+    """
     if y.dtype.kind == "f":
         refuse_row(f"{name}: the label", y != np.rint(y), y, "a whole number, as task classes asks")
         refuse_row(f"{name}: the label", abs(y) > LARGEST_LABEL, y, f"at most {LARGEST_LABEL}")
         y = y.astype(np.int64)
+    if known is not None and y.dtype.kind in "iu":
+        top = len(known) - 1
+        allowed = f"from 0 to {top}, as the classes have names. Leave rows without a label out"
+        refuse_row(f"{name}: the label", (y < 0) | (y >= len(known)), y, allowed)
+        return Labels(y.astype(np.int32), len(known), task, tuple(known))
     if y.dtype.kind == "b":
         return Labels(y.astype(np.int32), 2, task, ("False", "True"))
-    if y.dtype.kind in "iu" and y.min() >= 0:
+    if task == "sequence" and y.dtype.kind in "iu" and y.min() >= 0:
         allowed = f"at most {LARGEST_LABEL}. Number the classes anew, or give them as texts"
         refuse_row(f"{name}: the label", y > LARGEST_LABEL, y, allowed)
         return Labels(y.astype(np.int32), int(y.max()) + 1, task)
     found, places = np.unique(y, return_inverse=True)
     numbers = places.reshape(y.shape).astype(np.int32)
-    return Labels(numbers, len(found), task, tuple(map(str, found)))
+    plain = y.dtype.kind in "iu" and found[0] == 0 and found[-1] == len(found) - 1
+    return Labels(numbers, len(found), task, None if plain else tuple(map(str, found)))

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData, Task
-from fedmom.data.rows.assembly import Division, assemble, inputs, owners
-from fedmom.data.rows.values import COUNTED, as_array, as_plain, read_labels
-from fedmom.data.source_files import check_ratio, file_identity, said
+from fedmom.data.rows.assembly import Division, assemble, check_rows, inputs, owners
+from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels
+from fedmom.data.source_files import check_known, check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
-NPZ_READER = 4  # counts changes in what is made of a file, so that no cache hands out the former
+NPZ_READER = 5  # counts changes in what is made of a file, so that no cache hands out the former
 ARRAYS = ("x", "y", "user", "users", "is_test")
 KINDS = "biufcUS"  # plain values: no objects, records or dates
 # What zipfile, its decompressors and NumPy's reader of headers raise on files that are damaged,
@@ -32,11 +33,11 @@ DAMAGE = (
 
 
 def from_arrays(
-    x: ArrayLike,
-    y: ArrayLike,
-    client_ids: ArrayLike | None = None,
+    x: Rows,
+    y: Rows,
+    client_ids: Rows | None = None,
     *,
-    is_test: ArrayLike | None = None,
+    is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
     seed: int = 0,
@@ -50,10 +51,10 @@ def from_arrays(
         x: One input per row. Rows of two or more dimensions are images. Bytes (uint8) stay
             bytes, and a batch of them is scaled to [0, 1]; other integers, such as tokens,
             become int32; floats and bools become float32.
-        y: The label of every row. Whole numbers from 0 are classes; texts, bools and negative
-            numbers are classes in sorted order, and keep their names; floats are values to
-            predict, one or several a row; a matrix of 0 and 1 has a column for every label;
-            other matrices have a class at every position of an input.
+        y: The label of every row. Whole numbers, texts and bools are classes: those that occur,
+            in sorted order, called by their labels unless these are 0, 1, 2, ...; floats are
+            values to predict, one or several a row; a matrix of 0 and 1 has a column for every
+            label; other matrices have a class at every position of an input.
         client_ids: The client of every row, whole numbers or texts. Leave it out to make
             clients by ``partition``.
         is_test: True for test rows. By default all rows are for training.
@@ -83,13 +84,17 @@ def from_arrays(
         >>> from_arrays(x, [0.5, 1, 2, 3], partition="iid:clients=2").features.task
         'regression'
     """
-    ids = None if client_ids is None else as_array(f"{name}: client ids", client_ids)
+    ids = None if client_ids is None else as_array(f"{name}: client_ids", client_ids)
     division = Division(test_fraction, partition, seed)
     division.check(name, ids=ids is not None, marked=is_test is not None)
-    array = inputs(name, as_plain(f"{name}: x", as_array(f"{name}: x", x)))
-    labels = read_labels(name, as_array(f"{name}: labels", y), array.shape[1:], task)
-    clients = None if ids is None else owners(name, ids, users)
+    if users is not None and client_ids is None:
+        raise FedMomError(f"{name}: users are the names of client_ids, which are not given.")
     marks = None if is_test is None else as_array(f"{name}: is_test", is_test)
+    given, targets = as_array(f"{name}: x", x), as_array(f"{name}: y", y)
+    check_rows(name, {"x": given, "y": targets, "client_ids": ids, "is_test": marks})
+    array = inputs(name, as_plain(f"{name}: x", given))
+    labels = read_labels(name, targets, array.shape[1:], task)
+    clients = None if ids is None else owners(name, ids, users)
     return assemble(name, array, labels, clients, division, marks)
 
 
@@ -124,17 +129,32 @@ def from_npz(path: Path, **options: Any) -> FederatedData:
     found = read_npz(path)
     user, users = found.get("user"), found.get("users")
     numbered = user is not None and user.dtype.kind not in "UST"
-    names = None if users is None or not numbered else [str(name) for name in users.ravel()]
+    if user is not None and users is not None and not numbered:
+        raise FedMomError(
+            f"{path}: users are the names of the numbers in user, which holds texts. Leave users"
+            " out."
+        )
+    names = None if users is None else _names(f"{path}: users", users)
     known: dict[str, Any] = {"is_test": found.get("is_test"), "users": names, "name": path.stem}
     return from_arrays(found["x"], found["y"], user, **known, **options)
+
+
+def _names(what: str, users: NDArray[Any]) -> list[str]:
+    names = as_array(what, users)
+    if names.ndim != 1 or names.dtype.kind not in "iuUO":
+        raise FedMomError(f"{what} are {short(users)}. They must be a list of texts.")
+    return [str(name) for name in names]
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file by name. Nothing in it is run (no pickled objects)."""
     try:
         with zipfile.ZipFile(path) as archive:
-            here = {n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")}
-            for name in sorted({"x", "y"} - here):
+            here = [name.removesuffix(".npy") for name in archive.namelist()]
+            check_known(f"{path}: the array", here, ARRAYS)
+            if len(set(here)) < len(here):
+                raise FedMomError(f"{path} has two arrays of one name. Save it again.")
+            for name in sorted({"x", "y"} - set(here)):
                 raise FedMomError(
                     f"{path}: the array {name!r} is missing. It must hold x (inputs) and y"
                     " (labels), and may hold user (client of each row, a number or a name),"
@@ -191,9 +211,9 @@ class Pairs(Protocol):
 
 def from_torch(
     dataset: Pairs,
-    client_ids: ArrayLike | None = None,
+    client_ids: Rows | None = None,
     *,
-    is_test: ArrayLike | None = None,
+    is_test: Rows | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
     seed: int = 0,
@@ -264,17 +284,13 @@ def _item(name: str, item: Any, row: int) -> tuple[NDArray[Any], Any]:
         raise FedMomError(
             f"{name}: item {row} is a {type(item).__name__}, not a pair (input, label)."
         )
-    value, label = (_array(part) for part in item)
-    if _is_tensor(item[0]) and value.ndim == 3:
+    value, label = (
+        np.asarray(part) if isinstance(part, float | int | np.generic) else part for part in item
+    )
+    value = as_array(f"{name}: the input of item {row}", value)
+    if hasattr(item[0], "detach") and value.ndim == 3:
         value = value[0] if value.shape[0] == 1 else np.moveaxis(value, 0, -1)
-    return value, label.item() if label.ndim == 0 else label
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "detach")
-
-
-def _array(value: Any) -> NDArray[Any]:
-    if _is_tensor(value):  # without importing torch, which takes seconds
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    if hasattr(label, "__array__") and not isinstance(label, np.generic):
+        label = as_array(f"{name}: the label of item {row}", label)
+        return value, label.item() if label.ndim == 0 else label
+    return value, label

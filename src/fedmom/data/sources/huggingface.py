@@ -10,7 +10,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.columns import Names, Table, from_table, needed
-from fedmom.data.source_files import read_content
+from fedmom.data.source_files import check_known, read_content
 from fedmom.data.sources.images import read_images
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def from_huggingface(
     """Build a population from a ``datasets.Dataset``, or a ``DatasetDict`` of train and test.
 
     Args:
-        dataset: The dataset. Of a dict, "train" is for training and "test" for testing; other
-            splits are not read.
+        dataset: The dataset. Of a dict, "train" is for training and "test" for testing; it must
+            not have other splits, such as "validation".
         label: The column of labels. A ``ClassLabel`` keeps its names.
         client: The column of client ids. Leave it out to make clients by ``partition``.
         features: The column of images, or the columns of numbers or lists of numbers. By
@@ -92,6 +92,7 @@ def _together(
 
     if "train" not in splits:
         raise FedMomError(f"{name} has the splits {', '.join(splits)}, and none called train.")
+    check_known(f"{name}: the split", splits, ("train", "test"))
     train = splits["train"]
     if "test" not in splits:
         return train, None

@@ -19,11 +19,11 @@ from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import FederatedData
 from fedmom.data.rows.assembly import Division, assemble, owners
 from fedmom.data.rows.values import numbers_or_texts, read_labels
-from fedmom.data.source_files import file_identity, said
+from fedmom.data.source_files import check_splits, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
 DEEPEST = 3  # client/class/picture
-READER = 1  # counts changes in what is made of a folder, so that no cache hands out the former
+READER = 2  # counts changes in what is made of a folder, so that no cache hands out the former
 LAYOUTS = "client/class/image, or class/image with partition="
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -59,8 +59,8 @@ def from_images(
         seed: The seed of ``test_fraction`` and ``partition``.
 
     Returns:
-        The population; images are gray where all images are, else in colour. Folders that are
-        called 0, 1, 2, ... are the numbers of classes; others are classes in sorted order.
+        The population; images are gray where all images are, else in colour. Classes are
+        in the order of their folders' names; those called 0, 1, 2, ... have no other names.
 
     Examples:
         >>> import tempfile
@@ -80,6 +80,7 @@ def from_images(
     if len(depths) != 1 or not depths <= {2, 3}:
         _refuse_layout(top, files)
     parts = [file.relative_to(top).parts for file in files]
+    check_splits(top, {folder for place in parts for folder in place[:-1]})
     has_clients = depths == {3}
     division = Division(test_fraction, partition, seed)
     division.check(name, ids=has_clients)

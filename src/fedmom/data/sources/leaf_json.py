@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.data.source_files import read_content
+from fedmom.data.source_files import check_known, read_content
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW, encode
 
 SIDE = 28
 IMAGE_CLASSES = 62  # FEMNIST's: digits, capitals, small letters
 MOST_CLASSES = 2**16  # of vectors, whose labels nothing else bounds
+KEYS = ("users", "num_samples", "user_data", "hierarchies")  # LEAF writes the last for some
 GREY = 1e-6  # how far a pixel may be from k/255 and still be the grey k
 REMEDY = "Make or fetch this file again."
 
@@ -48,6 +49,7 @@ def read_shard(path: Path, part: str) -> dict[str, Samples]:
     shard = _parsed(path)
     if not isinstance(shard, dict):
         raise refusal(path, "this is not an object with users, num_samples and user_data.")
+    check_known(f"{path}: the name", shard, KEYS)
     users = _users(path, shard)
     counts = shard.get("num_samples")
     if not isinstance(counts, list) or len(counts) != len(users):
@@ -154,6 +156,7 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
     if "users" in fields or not isinstance(x, list) or not isinstance(y, list):
         return fields
     try:
+        check_known("the name", fields, ("x", "y"))
         return _samples(x, y)
     except FedMomError as fault:
         return fault

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet",)
 BLOCK = 2**24  # bytes: how much of a file is looked at together, and the longest row
-READER = 1  # counts changes in what is made of a file, so that no cache hands out the former
+READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
 
 
 def from_csv(
@@ -146,6 +146,12 @@ def from_dataframe(
         >>> list(data.users), data.train.size.tolist()
         (['3', '5'], [2, 1])
     """
+    division = Division(test_fraction, partition, seed)
+    return from_table(table_of(frame, name), label, client, features, test, division, task)
+
+
+def table_of(frame: "pd.DataFrame", name: str) -> Table:
+    """Return a DataFrame as a table; columns are called by the texts of their names."""
     import_arrow("A DataFrame")
     import pyarrow as pa
 
@@ -157,9 +163,7 @@ def from_dataframe(
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.rename(columns=str)
-    division = Division(test_fraction, partition, seed)
-    table = Table(name, list(frame.columns), len(frame), read)
-    return from_table(table, label, client, features, test, division, task)
+    return Table(name, list(frame.columns), len(frame), read)
 
 
 def is_table(path: Path) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_path
@@ -12,8 +12,8 @@ from fedmom.core.validation import Seed, check_memory
 from fedmom.data.federated import Features, FederatedData, Split, aligned
 from fedmom.data.partition import client_names, dealt
 from fedmom.data.rows.assembly import Division, Owners, owners
-from fedmom.data.rows.values import as_array, numbers_or_texts
-from fedmom.data.source_files import file_identity, read_text
+from fedmom.data.rows.values import Rows, as_array, numbers_or_texts
+from fedmom.data.source_files import check_splits, file_identity, read_text
 from fedmom.data.store.writer import cached, save_store
 
 WINDOW = 80
@@ -24,7 +24,7 @@ READER = 1  # counts changes in what is made of a folder, so that no cache hands
 
 def from_texts(
     texts: str | Path | Mapping[str, str] | Sequence[str],
-    client_ids: ArrayLike | None = None,
+    client_ids: Rows | None = None,
     *,
     window: int = WINDOW,
     test_fraction: float | None = None,
@@ -116,6 +116,7 @@ def _read_folder(top: Path, as_clients: bool) -> tuple[list[str], NDArray[np.gen
             f"{top} has .txt files both of its own and in folders. Give client.txt for every"
             " client, or client/any.txt."
         )
+    check_splits(top, {f.parent.name if f.parent != top else f.stem for f in files})
     size = sum(file.stat().st_size for file in files)
     check_memory(str(top), 8 * size, "Use fewer files.")
     texts = [read_text(file).replace("\r\n", "\n") for file in files]

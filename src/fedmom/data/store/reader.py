@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, write_atomic
 from fedmom.core.progress import bars
-from fedmom.data.federated import Features, FederatedData, Split, Task, capacity
+from fedmom.data.federated import Columns, Features, FederatedData, Split, Task, capacity
+from fedmom.data.schema import check_columns
 from fedmom.data.store import FORMAT, TABLES
 
 EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
@@ -51,6 +52,7 @@ class Manifest(BaseModel):
     classes: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
     task: Task = "classes"  # stores of earlier versions have no other
     class_names: tuple[str, ...] | None = None
+    columns: Columns | None = None  # of a table, in stores of later versions than the first
     training_clients: Annotated[int, Field(ge=1, strict=True)]
     source: dict[str, Any]
     arrays: dict[str, StoredArray]
@@ -92,6 +94,8 @@ class Manifest(BaseModel):
                 raise FedMomError(f"{name} is not a list of whole numbers")
         if self.class_names is not None and len(self.class_names) != self.classes:
             raise FedMomError(f"it names {len(self.class_names)} of {self.classes} classes")
+        if self.columns is not None:
+            check_columns(self.columns, self.shape)
         self._check_samples()
         self._check_clients()
         return self
@@ -155,8 +159,8 @@ def load_store(folder: Path) -> FederatedData:
     users = UserNames(characters, ends[:trained])
     test_users = UserNames(characters, ends[trained:], int(ends[trained - 1])) if others else None
     features = Features(manifest.kind, manifest.shape, manifest.classes, manifest.task)
-    known = manifest.name, users, features, arrays, train, test, test_users, manifest.class_names
-    data = FederatedData(*known)
+    names = manifest.class_names, manifest.columns
+    data = FederatedData(manifest.name, users, features, arrays, train, test, test_users, *names)
     object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
     return data
 

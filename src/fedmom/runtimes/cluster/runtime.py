@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.algorithms.workload import Workload, check_workload
+from fedmom.algorithms.workload import Workload
 from fedmom.core.arguments import checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
@@ -91,7 +91,6 @@ class RayRuntime(Simulated):
                 raise FedMomError(f"{name}={value} must be at least 1.")
         if on_loss not in ("redo", "drop"):
             raise FedMomError(f"on_loss={on_loss} must be redo or drop.")
-        check_workload(workload)
         self._ray = connect.connect(address)
         super().__init__(workload, Scorer(workload, {}))
         self._on_loss, self._may_sum, self._sums = on_loss, sums, False

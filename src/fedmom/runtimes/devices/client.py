@@ -4,7 +4,6 @@ It runs the same compiled program as in every other runtime.
 """
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from fedmom.core.prng import clients_key
 from fedmom.core.types import Params, Say
 from fedmom.data.batches import place
 from fedmom.data.federated import FederatedData
+from fedmom.data.schema import Schema, listed
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.client_programs import ClientTask, compiled
 from fedmom.runtimes.devices import wire
@@ -195,14 +195,23 @@ def _describe(owner: Owner) -> RecordDict:
     data = owner.data()
     train, test = int(data.train.size[0]), int(data.test.size[0])
     facts = MetricRecord({"train": train, "test": test})
-    kind = ConfigRecord({"features": json.dumps(data.features)})
+    schema = Schema.of(data)
+    kind = ConfigRecord({"schema": schema.to_json().decode()})
     reply = RecordDict({wire.FACTS: facts, wire.TASK: kind})
     owner.say(
         f"The server asked what is here. Sent, in {_bytes(wire.size_of(reply))}: how many samples"
-        f" there are ({train} training, {test} test), their kind ({data.features.kind}), shape and"
-        " number of labels."
+        f" there are ({train} training, {test} test), their kind ({schema.kind}), shape and"
+        f" number of labels{_names_sent(schema)}."
     )
     return reply
+
+
+def _names_sent(schema: Schema) -> str:
+    """Return which names a schema tells, for the device's owner."""
+    columns = [] if schema.columns is None else [column.name for column in schema.columns.inputs]
+    what = "characters" if schema.kind == "text" else "labels"
+    sent = {"names of columns": columns, f"names of {what}": schema.class_names or ()}
+    return "".join(f", {kind} ({listed(names)})" for kind, names in sent.items() if names)
 
 
 def _train(content: RecordDict, task: ConfigRecord, client: DeviceClient) -> Worked:

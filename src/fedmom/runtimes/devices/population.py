@@ -14,10 +14,11 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from pydantic import Field, TypeAdapter
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json
+from fedmom.core.files import LARGEST, parse_json
 from fedmom.core.types import Say
 from fedmom.core.validation import MOST
 from fedmom.data.federated import Features, FederatedData, Split, Task
+from fedmom.data.schema import Schema, common
 from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS, Link, Node
 from fedmom.runtimes.devices.wire import TASK, UnusableReplyError, number
 
@@ -80,10 +81,15 @@ class DeviceData(FederatedData):
     run: str = ""
     devices: tuple[Device, ...] = ()
     link: Link | None = None
+    schema: Schema | None = None  # not in runs of earlier versions
 
 
 def population(
-    run: str, features: Features, devices: Sequence[Device], link: Link | None
+    run: str,
+    features: Features,
+    devices: Sequence[Device],
+    link: Link | None,
+    schema: Schema | None = None,
 ) -> DeviceData:
     """Return the population of a run."""
     train, test = (
@@ -94,12 +100,15 @@ def population(
         name="devices",
         users=[device.name for device in devices],
         features=features,
-        arrays={},
+        arrays={} if schema is None else schema.no_inputs(),
         train=Split(np.zeros_like(train), train),
         test=Split(np.zeros_like(test), test),
+        class_names=None if schema is None else schema.class_names,
+        columns=None if schema is None else schema.columns,
         run=run,
         devices=tuple(devices),
         link=link,
+        schema=schema,
     )
 
 
@@ -108,6 +117,7 @@ def to_json(data: DeviceData) -> bytes:
     known = {
         "run": data.run,
         "features": data.features,
+        "schema": None if data.schema is None else parse_json(data.schema.to_json()),
         "devices": [device._asdict() for device in data.devices],
     }
     return json.dumps(known, indent=2).encode()
@@ -119,8 +129,11 @@ def from_json(content: bytes, link: Link | None = None) -> DeviceData:
         known = parse_json(content)
         features = _checked_features(*known["features"])  # no task in folders of earlier versions
         devices = DEVICES.validate_python(known["devices"], strict=True)
-        return population(str(known["run"]), features, devices, link)
-    except (ValueError, KeyError, TypeError):
+        schema = known.get("schema")
+        if schema is not None:
+            schema = _checked_schema(json.dumps(schema))
+        return population(str(known["run"]), features, devices, link, schema)
+    except (ValueError, KeyError, TypeError, AttributeError, FedMomError):
         raise FedMomError(
             "devices.json, which says who takes part in the run, is damaged. Start another run."
         ) from None
@@ -135,7 +148,7 @@ def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
         max_samples: The most samples that are believed of a device.
         say: Told of who is there, and of who is left out and why.
     """
-    known: dict[str, tuple[Device, Features]] = {}
+    known: dict[str, tuple[Device, Schema]] = {}
     asked: dict[str, float] = {}  # when: who could not take part may mend what is wrong
     told = -SECONDS_BETWEEN_NEWS
     while True:
@@ -153,12 +166,13 @@ def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
     found = sorted(known.values(), key=lambda pair: (natural(pair[0].name), pair[0].key))
     devices = [device for device, _ in found]
     say(f"{len(devices)} devices take part: {', '.join(device.name for device in devices)}.")
-    return population(secrets.token_hex(8), _common([f for _, f in found]), devices, link)
+    schema = common({f"{device.name} ({device.key[:8]})": schema for device, schema in found})
+    return population(secrets.token_hex(8), schema.features, devices, link, schema)
 
 
 def _ask(
     link: Link, nodes: Sequence[Node], max_samples: int, say: Say
-) -> dict[str, tuple[Device, Features]]:
+) -> dict[str, tuple[Device, Schema]]:
     """Ask devices what they have."""
     content = RecordDict({TASK: ConfigRecord({"ask": "samples"})})
     sent = link.send(MessageType.QUERY, {node.id: content for node in nodes}, QUERY_SECONDS)
@@ -175,7 +189,7 @@ def _ask(
     return known
 
 
-def _believed(node: Node, content: RecordDict, max_samples: int) -> tuple[Device, Features]:
+def _believed(node: Node, content: RecordDict, max_samples: int) -> tuple[Device, Schema]:
     """Return what a device says of itself, if that can be."""
     train, test = (number(content, split, int) for split in ("train", "test"))
     if not (1 <= train <= max_samples and 0 <= test <= max_samples):
@@ -184,17 +198,24 @@ def _believed(node: Node, content: RecordDict, max_samples: int) -> tuple[Device
             " (the runtime's max_samples)"
         )
     name = " ".join(node.name.split())[:LONGEST_NAME]
-    return Device(node.key, name, train, test), _features(content)
+    return Device(node.key, name, train, test), _schema(content)
 
 
-def _features(content: RecordDict) -> Features:
+def _schema(content: RecordDict) -> Schema:
     told = content.get(TASK)
     try:
-        text: Any = told["features"] if isinstance(told, ConfigRecord) else ""
-        kind, shape, classes, task = parse_json(text)
-        return _checked_features(kind, shape, classes, task)
-    except (ValueError, TypeError, KeyError):
+        return _checked_schema(str(told["schema"]) if isinstance(told, ConfigRecord) else "")
+    except (ValueError, TypeError, KeyError, FedMomError):
         raise UnusableReplyError("it does not say what its samples look like") from None
+
+
+def _checked_schema(text: str) -> Schema:
+    """Return what samples look like, if that can be; an error of ``_checked_features`` if not."""
+    if len(text) > LARGEST:
+        raise ValueError("no schema")
+    found = Schema.from_json(text.encode(), "the schema")
+    _checked_features(*found.features)
+    return found
 
 
 def _checked_features(kind: Any, shape: Any, classes: Any, task: Any = "classes") -> Features:
@@ -204,17 +225,6 @@ def _checked_features(kind: Any, shape: Any, classes: Any, task: Any = "classes"
     if not (known and len(shape) <= 4 and all(whole)):
         raise ValueError("no features")
     return Features(kind, tuple(shape), classes, task)
-
-
-def _common(features: Sequence[Features]) -> Features:
-    """Return what a model must accept to serve all devices: as many labels as any of them has."""
-    kinds = {(f.kind, f.shape, f.task) for f in features}
-    if len(kinds) > 1:
-        seen = "; ".join(f"{kind} {shape} {task}" for kind, shape, task in sorted(kinds))
-        raise FedMomError(
-            f"The devices' samples do not look alike: {seen}. Prepare them in one way."
-        )
-    return features[0]._replace(classes=max(f.classes for f in features))
 
 
 def natural(name: str) -> list[tuple[int, str]]:

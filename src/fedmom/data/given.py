@@ -1,0 +1,239 @@
+"""What is given to a trained model -> inputs as it was trained on them, or a refusal.
+
+``inputs_for`` takes arrays, lists, tables and texts; ``conformed`` takes a whole dataset.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmom.core.arguments import short
+from fedmom.core.errors import FedMomError
+from fedmom.core.types import Say
+from fedmom.data.federated import FederatedData
+from fedmom.data.rows.assembly import inputs
+from fedmom.data.rows.values import as_array, as_plain, refuse_row
+from fedmom.data.schema import Schema, matched_columns
+
+AT_ONCE = 2**22  # characters
+
+
+def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
+    """Return inputs as a model takes them: floats, or whole numbers where it was given such.
+
+    Args:
+        schema: What the model was trained on.
+        x: Inputs, one per row: an array or a list; a DataFrame where the model was trained on a
+            table; texts where it was trained on text.
+        say: Told what could not be checked.
+    """
+    if hasattr(x, "columns") and hasattr(x, "iloc"):
+        return _of_frame(schema, x, say)
+    if schema.kind == "text" and (texts := _texts(x)):
+        return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
+    array = as_array("x", x)
+    _check_rows(schema, x, array.shape)
+    return schema.scaled(inputs("predict", as_plain("predict", array)), "x")
+
+
+def _check_rows(schema: Schema, x: Any, shape: tuple[int, ...]) -> None:
+    wanted = [schema.shape, ()] if schema.shape == (1,) else [schema.shape]
+    if not shape or shape[1:] not in wanted:
+        form = ", ".join(map(str, schema.shape))
+        texts_too = ", or a list of texts" if schema.kind == "text" else ""
+        found = f"has the shape {shape}" if shape else f"is {short(x)}"
+        raise FedMomError(f"x {found}. Give one input per row: (inputs, {form}){texts_too}.")
+
+
+def encoded(schema: Schema, text: str, what: str) -> NDArray[np.int32]:
+    """Return the numbers of a text's characters in the model's alphabet.
+
+    Args:
+        schema: What the model was trained on.
+        text: The text.
+        what: What it is called in messages.
+    """
+    symbols = schema.class_names
+    if symbols is None:
+        raise FedMomError(
+            "The data that the model was trained on does not name its characters. Give their"
+            " numbers."
+        )
+    places = {symbol: place for place, symbol in enumerate(symbols)}
+    for place, character in enumerate(text):
+        if character not in places:
+            raise FedMomError(
+                f"Character {place} of {what}, {character!r}, is none of the {len(symbols)}"
+                f" characters that the model was trained on: {short(''.join(symbols))}."
+            )
+    return np.array([places[character] for character in text], np.int32)
+
+
+def conformed(data: FederatedData, schema: Schema) -> FederatedData:
+    """Return data in the form of what a model was trained on.
+
+    Columns are put in order by their names, characters are numbered by the model's alphabet, and
+    whole numbers and floats are made alike. Labels stay as they are, except the next character of
+    a text.
+
+    Args:
+        data: The data.
+        schema: What the model was trained on.
+    """
+    given, name = Schema.of(data), data.name
+    if schema.kind == given.kind == "text":
+        _check_shape(given, schema, name)
+        return _translated(data, given.class_names, schema)
+    if given.kind != schema.kind:
+        _check_shape(given, schema, name)
+    x = data.arrays["x"]
+    if schema.columns and given.columns:
+        here = [column.name for column in given.columns.inputs]
+        matched_columns(schema.columns, here, dict(given.columns.inputs), name)
+        order = [here.index(column.name) for column in schema.columns.inputs]
+        x = x if order == sorted(order) else x[:, order]
+    _check_shape(given, schema, name)
+    if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
+        x = schema.stored(x, f"{name}, rows by client", in_table=given.columns is not None)
+    found = data if x is data.arrays["x"] else replace(data, arrays={**data.arrays, "x": x})
+    return _labels_in_order(found, schema)
+
+
+def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
+    """Return data whose labels have the numbers that a model has for them, to be trained on.
+
+    Args:
+        data: The data, as ``conformed`` returns it.
+        schema: What the model is trained on.
+    """
+    given = Schema.of(data)
+    if given.task != schema.task:
+        raise FedMomError(f"{data.name} is for {given.task}, and the model for {schema.task}.")
+    if schema.task in ("multilabel", "regression"):
+        several = given.columns is not None and len(given.columns.label) > 1
+        if given.classes != schema.classes or (several and given.columns != schema.columns):
+            raise FedMomError(
+                f"{data.name} has other labels than the {schema.classes} that the model has."
+            )
+        return data
+    if (given.class_names is None) != (schema.class_names is None):
+        raise FedMomError(f"{data.name}: classes have names in one of the model and the data only.")
+    y = data.arrays.get("y")
+    if y is not None and given.class_names != schema.class_names:
+        names, known = given.class_names or (), schema.class_names or ()
+        numbers = np.array([known.index(n) if n in known else -1 for n in names], np.int32)
+        refuse_row(f"{data.name}: the number of the label", numbers[y] < 0, y, "known to the model")
+        data = replace(data, arrays={**data.arrays, "y": numbers[y]})
+    elif given.classes > schema.classes:
+        raise FedMomError(
+            f"{data.name} has {given.classes} classes, and the model {schema.classes}."
+        )
+    return replace(data, features=schema.features, class_names=schema.class_names)
+
+
+def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
+    """Put several labels in the order that the model has them, if they are the same."""
+    if schema.columns is None or data.columns is None:
+        return data
+    wanted, here = schema.columns.label, data.columns.label
+    columns = schema.columns._replace(label=here)
+    if here == wanted or sorted(here) != sorted(wanted) or data.features.task != schema.task:
+        return replace(data, columns=columns)
+    y = data.arrays["y"][:, [here.index(name) for name in wanted]]
+    names = None if data.class_names is None else wanted
+    return replace(data, arrays={**data.arrays, "y": y}, class_names=names, columns=schema.columns)
+
+
+def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
+    """Return the rows of a DataFrame; columns of labels and clients may be in it."""
+    from fedmom.data.rows.columns import table_inputs
+    from fedmom.data.sources.table import table_of
+
+    table = table_of(frame, "x")
+    if schema.columns is None:
+        say("The model was trained on data whose columns have no names: they are taken in order.")
+        names = list(table.columns)
+    else:
+        known = {*schema.columns.label, *schema.columns.others}
+        names = [column.name for column in schema.columns.inputs]
+        here = [name for name in table.columns if name in names or name not in known]
+        matched_columns(schema.columns, here, {}, "x")
+    x, columns = table_inputs(table, names)
+    if schema.columns is not None:
+        matched_columns(schema.columns, names, dict(columns), "x")
+    _check_rows(schema, x, x.shape)
+    return schema.scaled(x, "x", in_table=True)
+
+
+def _texts(x: Any) -> Sequence[str] | None:
+    """Return texts, where these are some; None for numbers of characters."""
+    if not isinstance(x, list | tuple):
+        array = as_array("x", x)
+        if array.ndim != 1 or array.dtype.kind not in "UTO":
+            return None
+        x = array.tolist()
+    if not any(isinstance(text, str) for text in x):
+        return None
+    for row, text in enumerate(x):
+        if not isinstance(text, str):
+            raise FedMomError(f"x: row {row} is {short(text)}. All rows must be texts.")
+    return x
+
+
+def _window(schema: Schema, text: str, what: str) -> NDArray[np.int32]:
+    """Return the last characters of a text as numbers; a short one is filled up in front."""
+    (length,) = schema.shape
+    codes = encoded(schema, text[-length:], f"the last {length} of {what}")
+    return np.pad(codes, (length - len(codes), 0))
+
+
+def _check_shape(given: Schema, schema: Schema, name: str) -> None:
+    if (given.kind, given.shape) != (schema.kind, schema.shape):
+        raise FedMomError(
+            f"{name} has {given.kind} inputs of shape {given.shape}, but the model was trained on"
+            f" {schema.kind} inputs of shape {schema.shape}."
+        )
+
+
+def _translated(data: FederatedData, given: Sequence[str] | None, schema: Schema) -> FederatedData:
+    """Return a text whose characters have the numbers that the model has for them."""
+    if given == schema.class_names and data.features.classes <= schema.classes:
+        return data
+    if given is None or schema.class_names is None:
+        raise FedMomError(
+            f"{data.name}: the characters cannot be compared with those that the model was trained"
+            " on, as one of the two has no names for them. Give the texts themselves (fedmom.from_"
+            "texts)."
+        )
+    known = {symbol: place for place, symbol in enumerate(schema.class_names)}
+    numbers = np.array([known.get(symbol, -1) for symbol in given], np.int32)
+    text = data.arrays["text"]
+    found = np.empty(len(text), np.min_scalar_type(schema.classes - 1))
+    for first in range(0, len(text), AT_ONCE):
+        part = numbers[text[first : first + AT_ONCE]]
+        if (part < 0).any():
+            _refuse_character(data, given, schema, first + int(np.argmax(part < 0)))
+        found[first : first + AT_ONCE] = part
+    return replace(
+        data,
+        features=schema.features,
+        arrays={**data.arrays, "text": found},
+        class_names=schema.class_names,
+    )
+
+
+def _refuse_character(
+    data: FederatedData, given: Sequence[str], schema: Schema, place: int
+) -> None:
+    symbol, where = given[data.arrays["text"][place]], f"place {place}"
+    if "at" not in data.arrays:  # the texts of clients lie side by side
+        client = int(np.argmax(np.where(data.train.start <= place, data.train.start, -1)))
+        begin = int(data.train.start[client])
+        where = f"place {place - begin} of the text of client {data.users[client]!r}"
+    raise FedMomError(
+        f"{data.name}: the character {symbol!r} at {where} is none of the {schema.classes}"
+        f" characters that the model was trained on: {short(''.join(schema.class_names or ()))}."
+    )
