@@ -288,3 +288,27 @@ def test_the_runs_of_a_comparison():
         run_lists.of_comparison(values, {"a": "fedavg"}, seeds=-1)
     with pytest.raises(fedmom.FedMomError, match="A run cannot be called 'a/b'"):
         run_lists.of_comparison(values, {"a/b": "fedavg"})
+
+
+NO_NAMES = ("a/b", "a\\b", "a\0b", "a\nb", "", ".", "..", "a.", "a ", " a", "x" * 300, "é" * 120)
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, "compare.json", "Report.html", "checkpoint"])
+def test_a_name_that_no_folder_can_have_is_refused_before_anything_is_written(tmp_path, name):
+    with pytest.raises(fedmom.FedMomError, match="A run cannot be called ") as caught:
+        fedmom.compare({name: "fedavg"}, data=SMALL["data"], out=tmp_path / "c", rounds=1)
+    assert len(str(caught.value)) < 500
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [("a", "A"), ("stra\u00dfe", "STRASSE"), ("\u00e9", "e\u0301")])
+def test_names_that_are_one_on_some_systems_are_refused(names):
+    with pytest.raises(fedmom.FedMomError, match="On some systems"):
+        run_lists.of_comparison(SMALL, dict.fromkeys(names, "fedavg"))
+
+
+@pytest.mark.parametrize("name", ["mean, μ=0.1 (new)", "50 %", "x" * 190, "日本"])
+def test_other_names_are_read_back(tmp_path, name):
+    task = {"data": SMALL["data"], "rounds": 1, "lr": 0.01, "progress": False}
+    fedmom.compare({name: "fedavg"}, out=tmp_path / "c", **task)
+    assert list(fedmom.load(tmp_path / "c")) == [name]

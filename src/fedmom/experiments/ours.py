@@ -57,6 +57,12 @@ def foreign_to_new(folder: Path, besides: Sequence[Path] = ()) -> Path | None:
     return next((path for path in found if path not in besides and not _is_ours(path, ())), None)
 
 
+def is_ours(name: str) -> bool:
+    """Return whether FedMom itself writes a file or folder of this name."""
+    names = (*OF_RUNS, *OF_FOLDERS)
+    return any(fnmatch(name.casefold(), pattern) for pattern in names)
+
+
 def _is_ours(path: Path, names: Sequence[str]) -> bool:
     if path.is_dir() and not path.is_symlink():
         return False
