@@ -284,7 +284,7 @@ def test_the_runs_of_a_comparison():
     assert three["fedmom_seed9"] == one["sgd"].model_copy(
         update={"algorithm": "fedmom", "momentum": 0.5, "local_steps": 3, "seed": 9}
     )
-    with pytest.raises(fedmom.FedMomError, match="--seeds -1 must be at least 1"):
+    with pytest.raises(fedmom.FedMomError, match="--seeds -1 must be from 1 to 10,000"):
         run_lists.of_comparison(values, {"a": "fedavg"}, seeds=-1)
     with pytest.raises(fedmom.FedMomError, match="A run cannot be called 'a/b'"):
         run_lists.of_comparison(values, {"a/b": "fedavg"})

@@ -291,13 +291,14 @@ def _claims() -> set[Path]:
     return found
 
 
-def user_path(text: str, what: str) -> Path:
+def user_path(given: str | Path, what: str) -> Path:
     """Return the path that a user has written, with ~ filled in.
 
     Args:
-        text: What was written.
+        given: What was written.
         what: Where, such as "--data", for the message.
     """
+    text = str(given)
     if "\0" in text:
         raise FedMomError(f"{what} {text!r} is not a path: it contains a null character.")
     try:
@@ -306,6 +307,14 @@ def user_path(text: str, what: str) -> Path:
         raise FedMomError(
             f"{what} {text!r}: there is no such user on this machine. Write the path without ~."
         ) from None
+
+
+def user_place(given: str | Path, what: str) -> Path:
+    """Return a path as ``user_path``; refuse one that is too long, or that may not be looked at."""
+    path = user_path(given, what)
+    with naming(path):
+        path.exists()
+    return path
 
 
 def cache_folder() -> Path:

@@ -24,6 +24,7 @@ from fedmom.core.files import (
     temporary_name,
     write_atomic,
 )
+from fedmom.core.progress import track
 from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
@@ -64,14 +65,18 @@ def create(
     if not overwrite:
         _check_free(folder)
     load = cache(datasets.load)
-    experiments = {name: prepare(config, load(config.data)) for name, config in configs.items()}
+    shown = partial(track, total=len(configs))
+    experiments = {
+        name: prepare(config, load(config.data))
+        for name, config in shown(configs.items(), "Settings of runs")
+    }
     if overwrite:
         remove(folder)
     with contextlib.ExitStack() as stack:
         (held or stack).enter_context(claimed(folder, _check_free))
         for run in _left_over(folder):
             run.remove_untouched()
-        for name, experiment in experiments.items():
+        for name, experiment in shown(experiments.items(), "Folders of runs"):
             RunFolder.create(folder / name, experiment.config)
         write_atomic(folder / list_name, json.dumps(list(experiments)).encode())
     return experiments

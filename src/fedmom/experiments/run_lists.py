@@ -12,6 +12,7 @@ from fedmom.experiments.ours import is_ours
 from fedmom.experiments.settings import RunConfig, kebab
 
 NO_NAME_SIGNS = '/\\:*?"<>|'
+MOST_SEEDS = 10_000
 LONGEST_NAME = 200  # bytes: systems allow 255, and a file may have a longer name next to it
 ALGORITHMS = ("fedsgd", "fedavg", "fedmom")
 # What a comparison without options shows a newcomer: the paper's character model on short roles, in
@@ -41,8 +42,8 @@ def of_comparison(
     """
     from fedmom.experiments.defaults import fitting  # loads JAX, which DEFAULTS need not
 
-    if seeds < 1:
-        raise FedMomError(f"--seeds {seeds} must be at least 1. Give 10, say.")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise FedMomError(f"--seeds {seeds} must be from 1 to {MOST_SEEDS:,}. Give 10, say.")
     found = {}
     for name, algorithm in algorithms.items():
         own = fitting({**values, "algorithm": algorithm})
