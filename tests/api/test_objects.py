@@ -167,7 +167,7 @@ DATA = fedmom.load_data("synthetic:clients=4")
     ],
 )
 def test_an_object_stands_where_a_name_may(setting, value, name, tmp_path):
-    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "cohort", setting: value}
+    settings = {"data": "synthetic:clients=4", "lr": 0.01, "weighting": "uniform", setting: value}
     run = fedmom.run(**settings, rounds=2, out=tmp_path / "run", progress=False)
     assert run.status == "finished"
     assert str(run.settings[setting.replace("_", "-")]).startswith(name)
@@ -251,7 +251,7 @@ def test_a_function_in_the_working_folder_has_a_name_on_the_command_line(tmp_pat
     ("settings", "words"),
     [
         ({"data": [1, 2]}, "data is a list"),
-        ({"model": 3.5j}, "3.5j is not a net"),
+        ({"model": 3.5j}, "net is 3.5j. Give"),
         ({"algorithm": object()}, "is no algorithm"),
         ({"algorithm": "@nowhere.fedlion"}, "@nowhere.fedlion cannot be imported"),
         ({"algorithm": "@fedlion"}, "Write @module.function"),

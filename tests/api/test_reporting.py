@@ -65,3 +65,36 @@ def test_states_of_its_parts_survive_a_stop(whole, tmp_path):
     for one, two in zip(jax.tree.leaves(run.params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_array_equal(one, two)
     assert [r["metrics"] for r in run.result.rounds] == [r["metrics"] for r in whole.result.rounds]
+
+
+def test_the_names_that_runs_were_given_are_everywhere(tmp_path):
+    methods = {
+        f"momentum {beta}": fedmom.Algorithm(fedmom.servers.fedmom(0.5, beta))
+        for beta in (0.5, 0.9)
+    }
+    how = {**COMMON, "rounds": 1, "eval_every": 1, "out": tmp_path / "runs"}
+    runs = fedmom.compare(methods, seeds=3, **how)
+    assert {*runs.findings["run"], *runs.findings["other"]} == {*methods}
+    texts = [
+        runs.report().read_text(),
+        runs._repr_html_(),
+        repr(runs),
+        repr(runs["momentum 0.5_seed1"]),
+        fedmom.report(list(runs.values()), tmp_path / "page.html").read_text(),
+        fedmom.report(runs["momentum 0.5_seed1"], tmp_path / "one.html").read_text(),
+    ]
+    for text in texts:
+        assert "momentum 0.5" in text
+    assert "momentum 0.9 against" in texts[0] or "momentum 0.9 is ahead" in texts[0]
+    # The page's settings have the object itself.
+    before_settings = texts[0].partition("Settings that differ")[0]
+    assert "algorithm@" not in before_settings.partition("<svg")[0]
+    legend = [text.get_text() for found in runs.plot().legends for text in found.get_texts()]
+    assert {*methods} <= {*legend}
+    assert not any("@" in label for label in legend)
+
+
+def test_a_run_with_its_algorithms_own_name_is_called_by_the_algorithm(tmp_path):
+    runs = fedmom.compare(["fedavg", "fedadam:tau=0.01"], **COMMON, out=tmp_path / "runs")
+    labels = [run.result.label for run in runs.values()]
+    assert labels == ["fedavg", "fedadam:tau=0.01"]

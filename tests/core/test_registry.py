@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmom
-from fedmom.core import registry
+from fedmom.core import row_texts
 from fedmom.core.registry import Registry, options, options_of, pick, split
 from fedmom.data.partition import PARTITIONS
 
@@ -196,7 +196,7 @@ class TestTables:
         row = TABLES[what]._rows[name]
         if not isinstance(row, str):  # loaded already: as it was written in the table
             row = f"{row.__module__}:{row.__name__}"
-        given, about = registry._read(row)
+        given, about = row_texts.read(row)
         function = TABLES[what][name]
         signature = inspect.signature(function).parameters.values()
         expected = {
@@ -238,3 +238,28 @@ class TestTables:
             assert "optax" not in sys.modules, "optax was imported"
         """
         subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+    @pytest.mark.parametrize(
+        ("table", "function", "says"),
+        [
+            (fedmom.RULES, lambda: 0, r"rule mine is the function <lambda>\. .* of \(weighting\)"),
+            (fedmom.STAGES, lambda norm: norm, r"stage mine is .* It must be a function of \(\)"),
+            (fedmom.MODELS, lambda: 0, r"It must be a function of \(features\)"),
+            (fedmom.SOLVERS, lambda: 0, r"It must be a function of \(lr\)"),
+            (fedmom.SAMPLERS, lambda seed: seed, r"of \(seed, round, size, samples\)"),
+            (fedmom.RULES, 5, r"rule mine is 5\. It must be a function of \(weighting\)"),
+        ],
+    )
+    def test_what_cannot_be_called_as_a_row_is_refused(self, table, function, says):
+        with pytest.raises(fedmom.FedMomError, match=says):
+            table.register("mine", function)
+        assert "mine" not in table
+
+    @pytest.mark.parametrize("name", ["", "a b", "a:b", "a,b", "a+b", "a@b", "a=b", 5, "9"])
+    def test_a_name_that_cannot_be_written_is_refused(self, name):
+        with pytest.raises(fedmom.FedMomError, match="cannot be used"):
+            fedmom.RULES.register(name, lambda weighting: weighting)
+
+    def test_fedprox_is_found_where_it_is(self):
+        with pytest.raises(fedmom.FedMomError, match=r"no algorithm 'FedProx'.* --prox 0\.1"):
+            fedmom.ALGORITHMS.check("FedProx:mu=1")

@@ -163,7 +163,7 @@ def test_everything_left_open_is_filled_in():
             "aggregate": "clip:norm=0.5+mean",
             "weighting": "uniform",
             "sampler": "poisson",
-            "pace": "buffered:in_flight=6,timeout=10",
+            "pace": "over_selected:extra=0.5,timeout=10",
             "runtime": "local:workers=2",
             "bad-replies": "skip",
             "average": 0.9,

@@ -494,3 +494,13 @@ def test_a_long_run_leaves_its_rows_to_the_log(tmp_path, monkeypatch):
     timeless = [[{**row, "seconds": 0} for row in run.rounds] for run in (whole, long)]
     assert timeless[0] == timeless[1]
     assert len(timeless[1]) == 9
+
+
+def test_what_an_observer_changes_is_not_what_is_kept(tmp_path):
+    def spoil(event):
+        for row in event.evals.values():
+            row["loss"] = -1.0
+            row.clear()
+
+    spoiled, plain = run(tmp_path / "a", [spoil]), run(tmp_path / "b")
+    assert spoiled.evals == plain.evals == results.read(tmp_path / "a").evals

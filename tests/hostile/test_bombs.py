@@ -4,6 +4,8 @@ import gzip
 import io
 import os
 import struct
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -75,6 +77,46 @@ def test_a_parquet_column_that_repeats_itself_is_not_read(tmp_path):
     pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(FedMomError, match="column 'x' unpacks to at least 8,000,000 bytes"):
         load(f"{tmp_path / 'x.parquet'}:client=u,label=y")
+
+
+READ = """
+import resource, sys
+from fedmom import FedMomError, load_data
+from fedmom.data import source_files
+source_files.LARGE = 2**24
+load_data("synthetic:clients=1")
+for file in sys.argv[1:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        load_data(file)
+    except FedMomError as error:
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(grown // 2**10, error)
+"""
+
+
+def test_small_tables_that_would_fill_the_memory_are_not_read(tmp_path):
+    """Columns without end took 15 GB, and twenty long texts of one letter 4 GB."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    wide = ",".join(f"c{k}" for k in range(100_000))
+    (tmp_path / "wide.csv").write_text(f"{wide}\n{','.join('1' * 100_000)}\n")
+    (tmp_path / "commas.csv").write_bytes(b"," * 3_000_000 + b"\n")
+    (tmp_path / "quoted.csv").write_bytes(b'\n"a\n"' + b"," * 3_000_000 + b"\n")
+    texts = pa.array([chr(97 + k) * 1_100_000 for k in range(16)])
+    table = pa.table({"c0": texts, "c1": range(16), "c2": [0, 1] * 8})
+    pq.write_table(table, tmp_path / "texts.parquet", compression="zstd")
+    files = ["wide.csv", "commas.csv", "quoted.csv", "texts.parquet"]
+    given = [f"{tmp_path / file}:label=c0,client=c1" for file in files]
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *given], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(files), done.stderr
+    for line in lines:
+        assert "unpacks to at least" in line
+        assert int(line.split()[0]) < 200, line  # MB, pyarrow's own included
 
 
 def npz(path, shape, claim=None):

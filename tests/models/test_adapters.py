@@ -189,7 +189,7 @@ def test_a_net_sees_inputs_of_the_datas_type():
 @pytest.mark.parametrize(
     ("net", "options", "says"),
     [
-        (3, {}, "3 is not a net"),
+        (3, {}, "net is 3. Give"),
         (type(linen_net()), {}, "Net is a class of linen. Give an instance of it"),
         (lambda key: {"w": key}, {}, "returns dict for a key, not an equinox module"),
         ((draw, draw), {"state": "locally"}, "state is 'locally'. It must be 'average' or 'local'"),

@@ -412,3 +412,17 @@ def test_buffered_refuses_the_sampler_that_it_would_bias():
     for sampler in (fedmom.weighted, partial(fedmom.weighted)):
         with pytest.raises(fedmom.FedMomError, match="buffered cannot draw clients by weighted"):
             fedmom.buffered(2, sampler, in_flight=4)
+
+
+def test_poisson_does_not_go_with_a_fixed_number_at_work():
+    with pytest.raises(fedmom.FedMomError, match="buffered cannot draw clients by poisson"):
+        fedmom.buffered(2, fedmom.poisson, in_flight=4)
+
+
+@pytest.mark.parametrize("drawn", [[0.5, 1], [0.0, 1.0], None, {0, 1}, [[0, 1]], [1, 1], [5], "01"])
+@pytest.mark.parametrize(
+    "pace", [fedmom.synchronous, fedmom.over_selected, partial(fedmom.buffered, in_flight=4)]
+)
+def test_what_is_not_a_cohort_is_refused_under_every_pace(pace, drawn):
+    with pytest.raises(fedmom.FedMomError, match=r"The sampler drew .* for round 1\. A cohort"):
+        rounds(Scripted(), pace=pace(2, lambda *_: drawn))

@@ -16,6 +16,8 @@ ALGORITHMS = Registry(
             *("fedavgm", "fedadagrad", "fedadam", "fedyogi"),
         )
     },
+    takes=(),
+    elsewhere={"fedprox": "FedProx is fedavg with a setting: --algorithm fedavg --prox 0.1."},
 )
 SOLVERS = Registry(
     "solver",
@@ -24,6 +26,7 @@ SOLVERS = Registry(
         for name in ("sgd", "momentum", "rmsprop", "adam", "adamw")
     },
     returns="optax:GradientTransformation",
+    takes=("lr",),
 )
 SCHEDULES = Registry(
     "schedule",
@@ -32,14 +35,17 @@ SCHEDULES = Registry(
         for name in ("linear", "cosine", "exponential", "inverse", "inverse_sqrt", "step")
     },
     returns="function",
+    takes=(),
 )
 RULES = Registry(
     "rule",
     {name: f"fedmom.algorithms.rules:{name}" for name in ("mean", "trimmed_mean", "median")},
     returns="fedmom.algorithms.base:Rule",
+    takes=("weighting",),
 )
 STAGES = Registry(
     "stage",
     {name: f"fedmom.algorithms.stages:{name}" for name in ("clip", "noise", "quantize")},
     returns="fedmom.algorithms.base:Stage",
+    takes=(),
 )

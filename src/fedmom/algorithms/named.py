@@ -49,6 +49,18 @@ def algorithm(
         >>> algorithm("fedavg", aggregate="clip:norm=1+mean", weighting="cohort").rule.needs
         'sum'
     """
+    own = made(spec, server_lr, momentum)
+    server: Server | optax.GradientTransformation = own.server
+    if average is not None:
+        server = averaged(server, average)
+    stages, rule = aggregation(aggregate, weighting)
+    if own.rule is not None and (aggregate == MEAN or not names_rule(aggregate)):
+        rule = own.rule
+    return own._replace(server=server, rule=rule, stages=(*own.stages, *stages))
+
+
+def made(spec: str, server_lr: float | str = 1.0, momentum: float | None = None) -> Algorithm:
+    """Return the algorithm as its function makes it, with what it decides itself."""
     function = ALGORITHMS.find(spec)
     taken = parameters_of(function)
     named: dict[str, Any] = {}
@@ -56,26 +68,30 @@ def algorithm(
         named["learning_rate"] = schedules.parse(server_lr)
     if "momentum" in taken and momentum is not None:
         named["momentum"] = momentum
-    made = ALGORITHMS.call(spec, **named, **options(function, spec))
-    if isinstance(made, Server | optax.GradientTransformation):
-        made = Algorithm(made)
-    if not isinstance(made, Algorithm):
+    found = ALGORITHMS.call(spec, **named, **options(function, spec))
+    if isinstance(found, Server | optax.GradientTransformation):
+        return Algorithm(found)
+    if not isinstance(found, Algorithm):
         raise FedMomError(
-            f"{spec} returns a {type(made).__name__}. An algorithm is a fedmom.Algorithm, a Server"
+            f"{spec} returns a {type(found).__name__}. An algorithm is a fedmom.Algorithm, a Server"
             " or an optax optimizer."
         )
-    server: Server | optax.GradientTransformation = made.server
-    if average is not None:
-        server = averaged(server, average)
-    stages, rule = aggregation(aggregate, weighting)
-    if made.rule is not None and aggregate == MEAN:
-        rule = made.rule  # the algorithm's own
-    return made._replace(server=server, rule=rule, stages=(*made.stages, *stages))
+    return found
+
+
+def names_rule(aggregate: str) -> bool:
+    """Return whether the text of stages and a rule names a rule."""
+    return split_aggregate(aggregate)[-1].partition(":")[0] in RULES
+
+
+def split_aggregate(spec: str) -> list[str]:
+    """Return the stages and the rule of a text such as ``clip:norm=1+mean``, one by one."""
+    return re.split(r"\+(?=[A-Za-z_@])", spec)
 
 
 def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rule]:
     """Return the stages and the rule of a text such as ``clip:norm=1+trimmed_mean:share=0.2``."""
-    *before, last = re.split(r"\+(?=[A-Za-z_@])", spec)
+    *before, last = split_aggregate(spec)
     if last.partition(":")[0] in STAGES:
         before, last = [*before, last], MEAN
     for part in before:

@@ -25,6 +25,7 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.model_state import with_model_state
 from fedmom.algorithms.rules import mean
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import init_key
 from fedmom.core.types import Params
@@ -151,7 +152,9 @@ class Workload:
             )
         _check_parts(self.algorithm)
         if not (isinstance(self.seed, int) and 0 <= self.seed <= HIGHEST_SEED):
-            raise FedMomError(f"seed {self.seed!r} must be a whole number, 0 to {HIGHEST_SEED:,}.")
+            raise FedMomError(
+                f"seed is {short(self.seed)}. It must be a whole number, 0 to {HIGHEST_SEED:,}."
+            )
 
     @property
     def work(self) -> LocalWork:

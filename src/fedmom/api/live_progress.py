@@ -47,10 +47,10 @@ def finish(
     with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
         observers: Observers = [shown, RisingLoss(config, say), *callbacks]
         result = execute(RunFolder.open(run.path), run.experiment, observers, say=say, **how)
-    warn_if_rejected({config.algorithm: result}, say)
+    warn_if_rejected({result.label: result}, say)
     if result.error:
         raise result.error
-    warn_if_risen({config.algorithm: result}, say)
+    warn_if_risen({result.label: result}, say)
     return result
 
 

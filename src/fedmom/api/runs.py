@@ -4,6 +4,7 @@ import contextlib
 import functools
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -17,9 +18,11 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, user_place
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.core.validation import Between, Seed
+from fedmom.data.given import conformed
 from fedmom.data.schema import Schema
 from fedmom.experiments import provenance, results
 from fedmom.experiments.build import Experiment
+from fedmom.experiments.execute import warn
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import Group, Result, as_groups, target
@@ -44,6 +47,7 @@ class _Results:
     def _finish(self, console: Console, **how: Any) -> None:
         raise NotImplementedError
 
+    @checked
     def resume(
         self,
         *,
@@ -76,6 +80,7 @@ class _Results:
         """
         return _image(as_groups(self._by_name()))
 
+    @checked
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page about the results.
 
@@ -179,7 +184,7 @@ class Run(_Results):
     @functools.cached_property
     def schema(self) -> Schema:
         """What the model was trained on: inputs with their columns and scaling, and labels."""
-        return provenance.trained_on(self.path) or Schema.of(self.experiment.data)
+        return provenance.trained_on(self.path, self.experiment.data, warn)
 
     def outputs(self, x: Any) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
@@ -238,7 +243,7 @@ class Run(_Results):
         return path
 
     def _by_name(self) -> dict[str, Result]:
-        return {self.result.config.algorithm: self.result}
+        return {self.result.label: self.result}
 
     def _finish(self, console: Console, **how: Any) -> None:
         self._forget()
@@ -250,7 +255,11 @@ class Run(_Results):
             self.__dict__.pop(name, None)
 
     def _test_metrics(self) -> "pd.DataFrame":
-        with contextlib.closing(self.experiment.runtime()) as runtime:
+        workload, experiment = self.experiment.workload, self.experiment
+        data = conformed(workload.data, self.schema)
+        if data is not workload.data:  # its columns are in another order by now
+            experiment = replace(experiment, workload=replace(workload, data=data))
+        with contextlib.closing(experiment.runtime()) as runtime:
             if "test" not in runtime.splits:
                 return _pandas().DataFrame()
             scores = runtime.evaluate(self.params, "test")
@@ -262,7 +271,7 @@ class Run(_Results):
     def __repr__(self) -> str:
         config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
-        return f"<Run {self.path}: {config.algorithm}, {self.status}, {place}>"
+        return f"<Run {self.path}: {self.result.label}, {self.status}, {place}>"
 
 
 @checked_class

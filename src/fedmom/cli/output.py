@@ -69,7 +69,7 @@ def show_result(result: "Result") -> None:
     from fedmom.experiments.results import as_groups, target
     from fedmom.reports import result_tables
 
-    groups = as_groups({result.config.algorithm: result})
+    groups = as_groups({result.label: result})
     result_tables.show(OUT, result_tables.grid(groups, target(groups)))
 
 

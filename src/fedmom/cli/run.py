@@ -167,7 +167,7 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
     goal, families = results.target(groups), differences.families(groups)
     result_tables.show(OUT, result_tables.grid(groups, goal), *map(differences.grid, families))
     configs = [run.experiment.config for run in runs.values()]
-    rates = {config.algorithm: config.lr for config in configs}
+    rates = {run.label: run.config.lr for run in found.values()}
     if len(groups) > 1:
         OUT.print()
         for text in differences.sentences(families, result_tables.verdict(groups, goal), rates):

@@ -48,8 +48,12 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."
         )
-    trained = _opened(run, "predict(x)")
-    data = conformed(load(source), trained.schema)
+    trained, data = _opened(run, "predict(x)"), load(source)
+    named = [columns is not None for columns in (trained.schema.columns, data.columns)]
+    data = conformed(data, trained.schema)
+    if named[0] != named[1]:
+        which = "training" if named[1] else "new"
+        OUT.print(f"The columns of the {which} data have no names: they are taken in their order.")
     splits = ["train", "test"] if split == "all" else [split]
     parts = over_data(trained, data, splits)
     total = sum(-(-data.split(name).size.sum() // AT_ONCE) for name in splits)

@@ -94,7 +94,7 @@ class _Arguments:
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
-        found = _hints_of(self._home or self._function) or _hints_of(self._function)
+        found = (_hints_of(self._home) if self._home else {}) | _hints_of(self._function)
         return {name: hint for name, hint in found.items() if name in self._named}
 
     @functools.cached_property

@@ -6,24 +6,26 @@ everything. Each kind has one ``Registry``. Its rows are functions; a function's
 parameters are the options, and the first line of its docstring is what ``fedmom list`` shows.
 """
 
-import ast
 import difflib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_number
 
 T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _BROKEN = (ImportError, AttributeError, SyntaxError)  # what a row of another package may raise
 
 
@@ -36,6 +38,9 @@ class Registry(Mapping[str, Callable[..., Any]]):
             is asked for, so that listing names is quick.
         returns: The type that its functions return, as ``"module:type"``, where a user's own
             function can be told from others by it; "function" if they return functions.
+        takes: The arguments that its functions are called with, next to options by keyword; None
+            if they are not checked.
+        elsewhere: Names that users may look for here, with what to use instead.
 
     A package of a user's adds rows by entry points in the group ``fedmom.<what>s``; they work
     on the command line, in run folders and in ``fedmom resume``::
@@ -53,17 +58,51 @@ class Registry(Mapping[str, Callable[..., Any]]):
         8.0
     """
 
-    def __init__(self, what: str, rows: Mapping[str, str], returns: str = "") -> None:
-        self.what, self._returns = what, returns
+    def __init__(
+        self,
+        what: str,
+        rows: Mapping[str, str],
+        returns: str = "",
+        takes: Sequence[str] | None = None,
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.what, self._returns, self._takes, self._elsewhere = what, returns, takes, elsewhere
         self._rows: dict[str, str | Callable[..., Any]] = dict(rows)
         self._adopted: dict[str, Callable[..., Any]] = {}  # objects, which are not listed
         self._searched = False
 
     def register(self, name: str, function: Callable[..., Any]) -> None:
         """Add a row for this process."""
+        self._check_name(name)
         if name in self and self[name] is not function:
             raise FedMomError(f"The {self.what} {name!r} already exists. Choose another name.")
+        self.check_function(name, function)
         self._rows[name] = function
+
+    def _check_name(self, name: Any) -> None:
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise FedMomError(
+                f"The {self.what} name {name!r} cannot be used. It must be letters, digits, _, -"
+                " and ., the first a letter or _."
+            )
+
+    def check_function(self, name: str, function: Any) -> None:
+        """Refuse what cannot be called as a row is."""
+        if self._takes is None:
+            return
+        plain = [p for p in parameters_of(function).values() if p.kind is not p.KEYWORD_ONLY]
+        try:
+            if callable(function):
+                inspect.Signature(plain).bind(*self._takes)
+                return
+        except TypeError:
+            pass
+        from fedmom.core.arguments import short  # loads NumPy
+
+        raise FedMomError(
+            f"The {self.what} {name} is {short(function)}. It must be a function of"
+            f" ({', '.join(self._takes)}), with options by keyword, after a *."
+        )
 
     def adopt(self, name: str, digits: str, function: Callable[..., Any]) -> str:
         """Add a row for an object, under a name that no other object has.
@@ -115,15 +154,20 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def check(self, spec: str) -> str:
         """Return the name in a spec, or raise an error that lists the known names."""
         name, _ = split(spec)
+        if name not in self and name.lower() in self._elsewhere:
+            raise FedMomError(f"There is no {self.what} {name!r}. {self._elsewhere[name.lower()]}")
         return pick_name(self, name, self.what)
 
     def find(self, spec: str) -> Callable[..., Any]:
         """Return the function that a spec names."""
         name = self.check(spec)
         try:
-            return self[name]
+            function = self[name]
         except _BROKEN as error:
             raise FedMomError(f"The {self.what} {name} cannot be loaded: {error}.") from None
+        if name.startswith("@"):
+            self.check_function(name, function)
+        return function
 
     def build(self, spec: str, *args: Any, **defaults: Any) -> Any:
         """Call the function that a spec names, with the spec's options.
@@ -168,10 +212,14 @@ class Registry(Mapping[str, Callable[..., Any]]):
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Yield (spec with its defaults, what it is) for every row, to be listed."""
+        from fedmom.core import row_texts
+
         for name in self:
             row = self._rows[name]
             try:
-                given, about = _read(row) if isinstance(row, str) else _inspected(row)
+                given, about = (
+                    row_texts.read(row) if isinstance(row, str) else row_texts.inspected(row)
+                )
             except _BROKEN as error:
                 given, about = {}, f"cannot be loaded: {error}"
             text = ",".join(f"{key}={default}" for key, default in given.items())
@@ -188,6 +236,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
                     f"{point.value} is registered as the {self.what} {point.name!r}, which already"
                     " exists. Rename the entry point."
                 )
+            self._check_name(point.name)
             found[point.name] = point.value
         self._rows |= found
         self._searched = True
@@ -329,36 +378,3 @@ def _kind(hint: Any) -> str:
     """Return a type as it is called in a message."""
     plain = hint.__origin__ if hasattr(hint, "__metadata__") else hint
     return plain.__name__ if isinstance(plain, type) else str(plain).replace("typing.", "")
-
-
-def _inspected(function: Callable[..., Any]) -> tuple[dict[str, str], str]:
-    """Return a function's options with their defaults, and the first line of its docstring."""
-    given = {
-        key: "..." if p.default is p.empty else str(p.default)
-        for key, p in options_of(function).items()
-    }
-    return given, inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
-
-
-def _read(row: str) -> tuple[dict[str, str], str]:
-    """Return the same of a function that is not imported, from its source.
-
-    Importing all models or algorithms would load JAX, which takes a second.
-    """
-    module, _, name = row.partition(":")
-    found = importlib.util.find_spec(module)
-    origin = (found.origin if found else None) or ""
-    source = Path(origin).read_text(encoding="utf-8") if origin.endswith(".py") else ""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            inside = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
-            made_by = inside["__init__"] if isinstance(node, ast.ClassDef) else node
-            pairs = zip(made_by.args.kwonlyargs, made_by.args.kw_defaults, strict=True)
-            given = {a.arg: "..." if d is None else _literal(d) for a, d in pairs}
-            return given, (ast.get_docstring(node) or "").partition("\n")[0]
-    return _inspected(getattr(importlib.import_module(module), name))
-
-
-def _literal(node: ast.expr) -> str:
-    """Return a default as it is written in a spec."""
-    return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)

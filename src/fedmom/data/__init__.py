@@ -22,6 +22,7 @@ DATASETS = Registry(
     "dataset",
     {name: f"fedmom.data.sources.{name}:{name}" for name in ("shakespeare", "glyphs", "synthetic")},
     returns="fedmom.data.federated:FederatedData",
+    takes=(),
 )
 
 # What a path may be: a module, and what its functions is_... and load_... are called that recognise

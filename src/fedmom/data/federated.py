@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked, checked_class, short
 from fedmom.core.errors import FedMomError
 
 Integers = NDArray[np.int64]  # positions, sizes, clients
@@ -94,6 +94,7 @@ class Split(NamedTuple):
         return Split(self.start[clients], self.size[clients])
 
 
+@checked_class
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
     """A population of clients with their training and test samples.
@@ -167,6 +168,7 @@ classes>
         """K, the number of clients."""
         return len(self.users)
 
+    @checked
     def split(self, name: str) -> Split:
         """Return a split.
 
@@ -176,6 +178,8 @@ classes>
         Returns:
             Where each client's samples of the split are.
         """
+        if name not in ("train", "test"):
+            raise FedMomError(f"split: name is {short(name)}. It must be 'train' or 'test'.")
         return self.train if name == "train" else self.test
 
 

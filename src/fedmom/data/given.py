@@ -15,7 +15,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.rows.assembly import inputs
-from fedmom.data.rows.values import as_array, as_plain, refuse_row
+from fedmom.data.rows.values import as_array, as_plain
 from fedmom.data.schema import Schema, matched_columns
 
 AT_ONCE = 2**22  # characters
@@ -119,19 +119,21 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
                 f"{data.name} has other labels than the {schema.classes} that the model has."
             )
         return data
-    if (given.class_names is None) != (schema.class_names is None):
-        raise FedMomError(f"{data.name}: classes have names in one of the model and the data only.")
-    y = data.arrays.get("y")
-    if y is not None and given.class_names != schema.class_names:
-        names, known = given.class_names or (), schema.class_names or ()
-        numbers = np.array([known.index(n) if n in known else -1 for n in names], np.int32)
-        refuse_row(f"{data.name}: the number of the label", numbers[y] < 0, y, "known to the model")
-        data = replace(data, arrays={**data.arrays, "y": numbers[y]})
-    elif given.classes > schema.classes:
+    if (given.classes, given.class_names) == (schema.classes, schema.class_names):
+        return data
+    changed = replace(data, features=schema.features, class_names=schema.class_names)
+    if schema.kind == "text":  # its labels are characters
+        return changed
+    found, places = np.unique(data.arrays["y"], return_inverse=True)
+    names = found.tolist() if given.class_names is None else [given.class_names[n] for n in found]
+    numbers = [schema.number(str(name)) for name in names]
+    if -1 in numbers:
         raise FedMomError(
-            f"{data.name} has {given.classes} classes, and the model {schema.classes}."
+            f"{data.name} has the class {names[numbers.index(-1)]!r}, which the model does not"
+            " have. Leave such rows out, or start another run."
         )
-    return replace(data, features=schema.features, class_names=schema.class_names)
+    y = np.array(numbers, np.int32)[places.reshape(data.arrays["y"].shape)]
+    return replace(changed, arrays={**data.arrays, "y": y})
 
 
 def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
@@ -139,9 +141,9 @@ def _labels_in_order(data: FederatedData, schema: Schema) -> FederatedData:
     if schema.columns is None or data.columns is None:
         return data
     wanted, here = schema.columns.label, data.columns.label
-    columns = schema.columns._replace(label=here)
     if here == wanted or sorted(here) != sorted(wanted) or data.features.task != schema.task:
-        return replace(data, columns=columns)
+        columns = data.columns._replace(inputs=schema.columns.inputs)
+        return data if columns == data.columns else replace(data, columns=columns)
     y = data.arrays["y"][:, [here.index(name) for name in wanted]]
     names = None if data.class_names is None else wanted
     return replace(data, arrays={**data.arrays, "y": y}, class_names=names, columns=schema.columns)
@@ -153,6 +155,8 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     from fedmom.data.sources.table import table_of
 
     table = table_of(frame, "x")
+    if not table.rows:
+        raise FedMomError("x has no rows.")
     if schema.columns is None:
         say("The model was trained on data whose columns have no names: they are taken in order.")
         names = list(table.columns)

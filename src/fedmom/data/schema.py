@@ -128,6 +128,12 @@ class Schema(BaseModel):
             return name in self.class_names
         return is_whole(name) and 0 <= int(name) < self.classes
 
+    def number(self, name: str) -> int:
+        """Return the number of a class, -1 for none; see ``has_class``."""
+        if not self.has_class(name):
+            return -1
+        return int(name) if self.class_names is None else self.class_names.index(name)
+
     def scaled(self, x: NDArray[Any], what: str, *, in_table: bool = False) -> NDArray[Any]:
         """Return numbers as a model is given them.
 
@@ -202,11 +208,11 @@ def _form(schema: Schema) -> tuple[Any, ...]:
     """Return what must be the same everywhere, apart from the order of columns."""
     counts = ("classes", "sequence")
     labels = sorted(schema.columns.label) if schema.columns else []
+    names = sorted(schema.class_names or ())
     return (
         *(schema.kind, schema.shape, schema.task),
-        *([] if schema.task in counts else [schema.classes, *labels]),
+        *([] if schema.task in counts else [schema.classes, *labels, *names]),
         "names of columns" if schema.columns else "no names of columns",
-        "names of classes" if schema.class_names else "numbers of classes",
     )
 
 
@@ -220,13 +226,25 @@ def _common_type(schemas: Sequence[Schema]) -> dict[str, Any]:
 
 
 def _common_classes(schemas: Sequence[Schema]) -> dict[str, Any]:
-    first = schemas[0].class_names
-    if first is None:
-        return {"classes": max(schema.classes for schema in schemas)}
-    if all(schema.class_names == first for schema in schemas) or schemas[0].task == "multilabel":
+    """Return the classes of all together, called as one reader of all data would call them."""
+    lists = [schema.class_names for schema in schemas]
+    if lists[0] is not None and (len(set(lists)) == 1 or schemas[0].task == "multilabel"):
         return {}
-    names = sorted({name for schema in schemas for name in schema.class_names or ()})
-    return {"classes": len(names), "class_names": tuple(names)}
+    most = max((schema.classes for schema in schemas if schema.class_names is None), default=0)
+    names = {name for found in lists for name in found or ()}
+    if not all(map(is_whole, names)):
+        if most:
+            raise FedMomError(
+                f"Some data has the classes 0 to {most - 1}, other data {listed(sorted(names))}."
+                " Give all classes names, or all of them numbers."
+            )
+        return {"classes": len(names), "class_names": tuple(sorted(names))}
+    others = sorted(number for number in map(int, names) if not 0 <= number < most)
+    count = most + len(others)
+    if others == list(range(most, count)):
+        return {"classes": count, "class_names": None}
+    numbers = sorted([*range(most), *others])
+    return {"classes": count, "class_names": tuple(map(str, numbers))}
 
 
 def check_columns(columns: Columns, shape: tuple[int, ...]) -> None:

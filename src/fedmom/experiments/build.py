@@ -1,7 +1,7 @@
 """Settings -> the parts of an experiment: checked against each other, with nothing left open."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from fedmom.core.registry import options, options_of
 from fedmom.core.types import Schedule
 from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
-from fedmom.experiments import defaults
+from fedmom.experiments import decided, defaults
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
 from fedmom.models import adapters, base
 from fedmom.models.base import Model
@@ -105,7 +105,7 @@ class Experiment:
         try:
             yield from steps
         except ServerDivergedError as error:  # the loop does not know how the server was made
-            if self.config.server_lr == AUTO:
+            if self.config.server_lr == AUTO or decided.is_decided(self.config.server_lr):
                 raise
             rate = schedules.at(schedules.parse(self.config.server_lr), error.round)
             raise ServerDivergedError(error.round, f"server-lr {rate:g}") from None
@@ -154,11 +154,11 @@ def parts(
     """
     algorithm = algorithms.algorithm(
         config.algorithm,
-        config.server_lr,
+        1.0 if decided.is_decided(config.server_lr) else config.server_lr,
         config.momentum,
         config.average,
-        config.aggregate,
-        config.weighting,
+        decided.own_aggregate(config.aggregate),
+        decided.asked_weighting(config),
     )
     model = models.build(config.model, features, integers=integers)
     work = algorithm.work
@@ -172,7 +172,7 @@ def parts(
             solver=algorithms.solver(config.solver),
             prox=config.prox,
         )
-    elif defaults.takes_lr(config.algorithm):
+    elif decided.takes_lr(config.algorithm):
         work = replace(work, lr=schedules.parse(config.lr))
     return model, algorithm._replace(work=work)
 
@@ -192,27 +192,51 @@ def _check_algorithm(config: RunConfig) -> None:
             f"{config.algorithm} has no momentum; leave momentum {config.momentum} out,"
             " or use fedmom or fedavgm."
         )
-    if config.server_lr != AUTO and not defaults.has_rate(config.algorithm):
+    _check_rule(config)
+    made, fixed = algorithms.made(config.algorithm), decided.settings(config)
+    if "server_lr" in fixed and config.server_lr not in (AUTO, fixed["server_lr"]):
         raise FedMomError(
             f"{config.algorithm} has its own learning rate; leave server-lr {config.server_lr} out."
         )
-    work = algorithms.algorithm(config.algorithm).work
-    if work is not None:
-        fixed = defaults.settings_of(work)
-        if defaults.takes_lr(config.algorithm):  # FedSGD, whose one step is no setting
-            fixed = {name: RunConfig.model_fields[name].default for name in defaults.LOCAL_WORK}
-            fixed["batch_size"] = work.batch_size or "all"
-        for name, value in fixed.items():
-            if name in config.model_fields_set and getattr(config, name) not in (value, AUTO, None):
-                raise FedMomError(
-                    f"{config.algorithm} brings its own local work: leave {kebab(name)}"
-                    f" {getattr(config, name)} out, or use fedavg."
-                )
+    if made.work is not None:
+        if decided.takes_lr(config.algorithm):  # FedSGD, whose one step is no setting
+            fields = RunConfig.model_fields
+            fixed = {name: fields[name].default for name in defaults.LOCAL_WORK} | fixed
+        work = {"lr", *defaults.LOCAL_WORK}
+        for name in (name for name in _given(config, fixed) if name in work):
+            raise FedMomError(
+                f"{config.algorithm} brings its own local work: leave {kebab(name)}"
+                f" {getattr(config, name)} out, or use fedavg."
+            )
+
+
+def _check_rule(config: RunConfig) -> None:
+    """Refuse a rule or weighting where an object has its own."""
+    has_rule = algorithms.made(config.algorithm).rule is not None
+    spec = config.aggregate
+    if has_rule and "aggregate" in config.model_fields_set and algorithms.names_rule(spec):
+        raise FedMomError(
+            f"{config.algorithm} has its own rule; leave the rule of aggregate {spec} out."
+        )
+    fixed = decided.settings(config)
+    if "weighting" in _given(config, fixed):
+        owner = config.algorithm if has_rule else spec
+        raise FedMomError(
+            f"The rule of {owner} has {fixed['weighting']} weights; leave weighting"
+            f" {config.weighting} out."
+        )
+
+
+def _given(config: RunConfig, fixed: Mapping[str, Any]) -> list[str]:
+    """Return the settings that were given, and are other ones than those that are fixed."""
+    given = config.model_fields_set
+    return [n for n in fixed if n in given and getattr(config, n) not in (fixed[n], AUTO, None)]
 
 
 def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
     """Refuse parts that make no sense together."""
-    if config.sampler.partition(":")[0] == "weighted" and config.weighting != "uniform":
+    by_samples = config.weighting in ("population", "cohort")
+    if config.sampler.partition(":")[0] == "weighted" and by_samples:
         raise FedMomError(
             f"sampler weighted draws clients in proportion to their samples, so {config.weighting}"
             " weights would count samples twice. Add --weighting uniform."
@@ -233,7 +257,7 @@ def _check_numbers(config: RunConfig, work: LocalWork, data: FederatedData) -> N
     rounds = sorted({int(t) for t in np.linspace(0, config.rounds - 1, LOOKS + 2)})
     for name in ("lr", "server_lr", "local_steps", "local_epochs"):
         value = getattr(config, name)
-        if isinstance(value, str) and value != AUTO:
+        if isinstance(value, str) and value != AUTO and not decided.is_decided(value):
             _check_schedule(f"{kebab(name)} {value}", value, rounds)
     _check_steps(config, work, int(data.train.size.max(initial=1)), rounds)
     size = 4 * math.prod(data.features.shape) * (work.batch_size or 0)

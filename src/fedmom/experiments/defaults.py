@@ -5,8 +5,8 @@ from typing import Any
 
 from fedmom import data as datasets
 from fedmom.algorithms import named as algorithms
-from fedmom.algorithms.local_work import LocalWork
 from fedmom.data.federated import FederatedData
+from fedmom.experiments import decided
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
 
 MODELS = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
@@ -62,46 +62,11 @@ def complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = MODELS[data.features.kind]
-    work = algorithms.algorithm(config.algorithm).work
-    if work is not None and not takes_lr(config.algorithm):
-        filled |= settings_of(work)
-    elif config.lr == AUTO:
+    if config.lr == AUTO:
         filled["lr"] = default_lr(data.features.kind, config.algorithm)
-    if config.server_lr == AUTO and has_rate(config.algorithm):
-        filled["server_lr"] = _server_lr(config, data.clients)
-    if work is not None:
-        filled["batch_size"] = work.batch_size or "all"
-    elif config.local_steps is None and config.local_epochs is None:
+    if config.server_lr == AUTO and decided.has_rate(config.algorithm):
+        filled["server_lr"] = decided.server_lr(config, data.clients)
+    work = algorithms.made(config.algorithm).work
+    if work is None and config.local_steps is None and config.local_epochs is None:
         filled["local_steps"] = DEFAULT_STEPS
-    return config.model_copy(update=filled)
-
-
-def _server_lr(config: RunConfig, clients: int) -> float:
-    """Return the algorithm's own η if it has one, else the one that its weights ask for."""
-    own = algorithms.default_of(config.algorithm, "learning_rate")
-    if own is not None and own != 1.0:
-        return own
-    return clients / config.clients_per_round if config.weighting == "population" else 1.0
-
-
-def settings_of(work: LocalWork) -> dict[str, Any]:
-    """Return the settings that say what an algorithm's own work does, as far as they can."""
-    numbers = {"local_steps": work.steps, "local_epochs": work.epochs}
-    return {
-        **{name: None if callable(n) else n for name, n in numbers.items()},
-        "lr": AUTO if callable(work.lr) else work.lr,
-        "batches": work.batches,
-        "prox": work.prox,
-        "batch_size": work.batch_size or "all",
-        "solver": RunConfig.model_fields["solver"].default,
-    }
-
-
-def takes_lr(algorithm: str) -> bool:
-    """Whether an algorithm that brings its own local work takes γ from the settings."""
-    return algorithms.default_of(algorithm, "lr") is not None
-
-
-def has_rate(algorithm: str) -> bool:
-    """Whether an algorithm is made for a server step size; an object is made already."""
-    return algorithms.default_of(algorithm, "learning_rate") is not None
+    return config.model_copy(update=filled | decided.settings(config))

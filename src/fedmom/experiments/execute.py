@@ -1,6 +1,7 @@
 """Run an experiment in its folder, or resume it, until the last round."""
 
 import contextlib
+import copy
 import itertools
 import sys
 import time
@@ -170,7 +171,7 @@ class _Execution:
         event = Event(
             state.round,
             record,
-            {row["split"]: row for row in evals},
+            {row["split"]: copy.deepcopy(row) for row in evals},  # observers may change theirs
             self._folder.path,
             lambda: model_of(self._experiment.workload, state),
         )

@@ -107,7 +107,13 @@ class RunFolder:
     def settings(self) -> RunConfig:
         """Return the run's settings."""
         file = self.path / "config.toml"
-        values = settings.read(file)
+        fields = {settings.kebab(name): field for name, field in RunConfig.model_fields.items()}
+        # The folder has every setting: those of the default value do not count as given.
+        values = {
+            name: value
+            for name, value in settings.read(file).items()
+            if name not in fields or value != fields[name].default
+        }
         try:
             return settings.parse(values)
         except FedMomError as error:

@@ -23,6 +23,7 @@ from fedmom.core.user_code import parts as user_code_of
 from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
+from fedmom.experiments.decided import is_decided
 from fedmom.experiments.settings import kebab
 from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES
@@ -87,7 +88,9 @@ def missing(settings: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]
         for name, value in settings.items()
         if name in _NAMING.keys() - set(given) and isinstance(value, str)
         for part in value.split("+")
-        if is_object(part) and not any(part.partition(":")[0] in t for t in _NAMING[name][1])
+        if is_object(part)
+        and not is_decided(part)
+        and not any(part.partition(":")[0] in t for t in _NAMING[name][1])
     }
 
 
@@ -98,6 +101,7 @@ def _function(table: Registry, value: Any) -> str:
             f"{value!r} is no {table.what}. Give a name (`fedmom list` shows them) or a function"
             " like those that CONTRIBUTING.md shows."
         )
+    table.check_function(label(value), value)
     place = None if given_name(value) else importable(value)
     return f"@{place}" if place else _row(table, label(value), value, value)
 

@@ -1,5 +1,6 @@
 """What a run was started with, so that it cannot resume on other data or settings unnoticed."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 from fedmom.core import user_code
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import append_synced, parse_json, read_file, write_atomic
+from fedmom.core.types import Say
 from fedmom.data.federated import FederatedData
 from fedmom.data.schema import Schema
 from fedmom.data.summary import facts
-from fedmom.experiments import object_names
+from fedmom.experiments import decided, object_names
 from fedmom.experiments.settings import RunConfig, kebab
 
 STARTED, CHANGES, SCHEMA = "started.json", "changes.jsonl", "schema.json"
@@ -33,8 +35,28 @@ def record(path: Path, config: RunConfig, data: FederatedData) -> None:
     write_atomic(path / STARTED, json.dumps(fact, indent=2).encode())
 
 
-def trained_on(path: Path) -> Schema | None:
-    """Return what a run was trained on; None in folders of earlier versions."""
+def trained_on(path: Path, data: FederatedData, say: Say) -> Schema:
+    """Return what a run was trained on.
+
+    Folders of earlier versions do not say it; there it is what the data is now.
+
+    Args:
+        path: The run's folder.
+        data: The data as it is now.
+        say: Told if that is not what it was.
+    """
+    if (found := _schema(path)) is not None:
+        return found
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        if dict(parse_json(read_file(path / STARTED))["data"]) != facts(data):
+            say(
+                f"{path} is of an earlier version and has no {SCHEMA}, and its data has changed"
+                " since. Columns and classes are not compared with those that it was trained on."
+            )
+    return Schema.of(data)
+
+
+def _schema(path: Path) -> Schema | None:
     try:
         return Schema.from_json(read_file(path / SCHEMA), str(path / SCHEMA))
     except FileNotFoundError:
@@ -78,17 +100,25 @@ def _changes(path: Path, config: RunConfig, data: FederatedData) -> list[str]:
     data_now = facts(data)
     if data_before == data_now:  # wherever it lies by now
         before.pop("data", None)
-    settings = _settings(config)
+    settings, code = _settings(config), _code(config)
+    if not code_before and "@" in config.algorithm + config.aggregate:
+        # An earlier version's, which did not record what objects decide.
+        before = {key: before[key] for key in before.keys() - decided.settings(config).keys()}
     pairs = [(kebab(key), before[key], settings[key]) for key in settings if key in before]
     pairs += [(f"{key} of the data", data_before.get(key), data_now[key]) for key in data_now]
-    code = _code(config)
     if code_before.get(PYTHON) == code[PYTHON]:  # each compiles to other code
         pairs += [(key, code_before[key], code[key]) for key in code if key in code_before]
-    if (schema := trained_on(path)) is not None:
-        form_before, form = schema.facts(), Schema.of(data).facts()
-        both = [key for key in form if None not in (form_before[key], form[key])]
-        pairs += [(f"{key} of the data", form_before[key], form[key]) for key in both]
+    pairs += _forms(path, data)
     return [_clause(name, a, b) for name, a, b in pairs if a != b]
+
+
+def _forms(path: Path, data: FederatedData) -> list[tuple[str, Any, Any]]:
+    """Return what the form of the data was and is, where both are known."""
+    if (schema := _schema(path)) is None:
+        return []
+    before, now = schema.facts(), Schema.of(data).facts()
+    both = [key for key in now if None not in (before[key], now[key])]
+    return [(f"{key} of the data", before[key], now[key]) for key in both]
 
 
 def _clause(name: str, before: Any, now: Any) -> str:

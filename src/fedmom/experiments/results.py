@@ -1,6 +1,7 @@
 """The one type that reads a run: how far it came, why it stopped, curves and final numbers."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import inner_folder, parse_json, read_file
+from fedmom.core.files import inner_folder, parse_json, read_file, slug
 from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
 from fedmom.experiments.checkpoints import check_lines
 from fedmom.experiments.folder import RunFolder
@@ -53,6 +54,22 @@ class Result:
     stop: str = ""
     why: str = ""
     error: FedMomError | None = field(default=None, compare=False, repr=False)
+
+    @functools.cached_property
+    def given_name(self) -> str:
+        """The name that the user gave the run in a comparison; "" if it is its algorithm's."""
+        place = self.path.absolute() if self.path else Path()
+        try:
+            names = read_names(place.parent / COMPARE_LIST)
+        except FedMomError:  # it is in no comparison
+            names = []
+        name = place.name.removesuffix(f"_seed{self.config.seed}")
+        return name if place.name in names and name != slug(self.config.algorithm) else ""
+
+    @property
+    def label(self) -> str:
+        """What tables and messages call the run: its given name, or its algorithm."""
+        return self.given_name or self.config.algorithm
 
     @property
     def done(self) -> int:
@@ -237,11 +254,12 @@ def group_by_seed(results: Sequence[Result]) -> list[Group]:
     groups: dict[tuple[str, int], list[Result]] = {}
     seen: Counter[tuple[str, int]] = Counter()
     for run in results:
-        settings = json.dumps(run.settings())
+        settings = json.dumps([run.given_name, run.settings()])
         times = seen[settings, run.config.seed]
         seen[settings, run.config.seed] += 1
         groups.setdefault((settings, times), []).append(run)
-    labels = _labels([runs[0].settings() for runs in groups.values()])
+    firsts = [runs[0] for runs in groups.values()]
+    labels = _labels([run.label for run in firsts], [run.settings() for run in firsts])
     return [Group(label, runs) for label, runs in zip(labels, groups.values(), strict=True)]
 
 
@@ -353,9 +371,8 @@ def _early(runs: Sequence[Result]) -> str:
     return f" ({', '.join(texts)})" if texts else ""
 
 
-def _labels(groups: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the algorithms, each with as many settings as it takes to tell the groups apart."""
-    labels = [group["algorithm"] for group in groups]
+def _labels(labels: list[str], groups: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return labels, each with as many settings as it takes to tell the groups apart."""
     for name in dict.fromkeys([*NAMING, *(n for group in groups for n in group)]):
         alike: dict[str, set[str | None]] = {}
         for label, group in zip(labels, groups, strict=True):

@@ -150,10 +150,10 @@ class RunConfig(BaseModel):
     momentum: float | None = Field(
         None, ge=0, lt=1, description="Server momentum β, in [0, 1) [default: 0.9]."
     )
-    weighting: Weighting = Field(
+    weighting: Weighting | Literal["own"] = Field(
         "population",
-        description="Weights of the updates: n_k over all clients' samples (the paper's),"
-        " over the cohort's, or 1/M.",
+        description="Weights of the updates: population (n_k over all clients' samples, the"
+        " paper's), cohort (over the cohort's) or uniform (1/M).",
     )
     average: float | None = Field(
         None,

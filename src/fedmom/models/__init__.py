@@ -6,6 +6,7 @@ Importing this package does not import JAX: ``build`` does.
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import Registry
 
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 _MODELS = "char_lstm lenet5 leaf_cnn logreg mlp"
 _PLACES = {name: f"fedmom.models.built_in:{name}" for name in _MODELS.split()}
-MODELS = Registry("model", _PLACES, returns="fedmom.models.base:Model")
+MODELS = Registry("model", _PLACES, returns="fedmom.models.base:Model", takes=("features",))
 _METRICS = "accuracy auc f1 mae mse perplexity position_accuracy rmse top"
 METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
 
 
-@lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
+@checked
 def build(spec: str, features: "Features", *, integers: bool = False) -> "Model":
     """Build a model by its name with options, fitted to the data's features.
 
@@ -43,6 +44,15 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
         >>> [layer["w"].shape for layer in model.init(jax.random.key(0))]
         [(60, 16), (16, 10)]
     """
+    from fedmom.data.federated import Features
+
+    if not isinstance(features, Features):
+        raise FedMomError(f"features is {short(features)}. It must be data.features.")
+    return _build(spec, features, integers=integers)
+
+
+@lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
+def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
     from fedmom.core.compilation import keep_programs
     from fedmom.models.base import Model, fitted
 

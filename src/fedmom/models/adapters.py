@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked
+from fedmom.core.arguments import checked, short, takes
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import pick
 from fedmom.core.types import Params
@@ -148,7 +148,7 @@ def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
     if callable(net):
         return _made(net)
     raise FedMomError(
-        f"{net!r} is not a net. Give a flax, equinox or haiku net, or a pair of functions"
+        f"net is {short(net)}. Give a flax, equinox or haiku net, or a pair of functions"
         " (init, apply): docs/models.md."
     )
 
@@ -163,6 +163,11 @@ def _made(make: Callable[..., Any]) -> Net:
     if of_class and any(base.__module__.startswith("flax.linen") for base in inside.__mro__):
         raise FedMomError(f"{inside.__name__} is a class of linen. Give an instance of it.")
     names = arguments(inside.__init__ if of_class else inside)
+    if not (of_class or "rngs" in names or "key" in names or takes(make, 1)):
+        raise FedMomError(
+            f"net is {short(make)}, which takes neither a key nor rngs. A function makes a net of"
+            " one of them; plain functions come as a pair (init, apply)."
+        )
     if "rngs" in names:
         from fedmom.models.nets import flax
 
@@ -180,7 +185,17 @@ def _made(make: Callable[..., Any]) -> Net:
 
 def _plain(init: Callable[..., Any], apply: Callable[..., Any], *, has_state: bool) -> Net:
     if has_state:
-        return Net(init, apply, beside_state)
+
+        def both(key: jax.Array) -> Any:
+            made = init(key)
+            if not (isinstance(made, tuple) and len(made) == 2):
+                raise FedMomError(
+                    f"has_state is True, and init returns {short(made)}. It must return parameters"
+                    " and state."
+                )
+            return made
+
+        return Net(both, apply, beside_state)
     return Net(
         lambda key: (init(key), ()), lambda p, s, x, key: (apply(p, x, key), s), beside_state
     )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked_class, short
+from fedmom.core.arguments import checked, checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import PERCENTILE, TAKEN
 from fedmom.core.validation import Between
@@ -85,6 +85,7 @@ def accuracy() -> Metric:
     return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, None, True, hits=True)
 
 
+@checked
 @lru_cache
 def top(*, k: Annotated[int, Between(1, 1000)] = 5) -> Metric:
     """The share of samples whose right class is among the k largest outputs.
@@ -172,6 +173,7 @@ def f1(*, average: Literal["macro", "micro"] = "macro") -> Metric:
     return Metric("f1_micro" if micro else "f1", counts, _f1_of_counts, True)
 
 
+@checked
 @lru_cache
 def auc(*, bins: Annotated[int, Between(16, 10_000)] = 1000) -> Metric:
     """The area under the ROC curve, of two classes, or the mean over labels.

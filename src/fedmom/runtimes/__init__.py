@@ -13,6 +13,7 @@ RUNTIMES = Registry(
         "flower": "fedmom.runtimes.devices.runtime:DeviceRuntime",
     },
     returns="fedmom.runtimes.base:Runtime",
+    takes=("workload",),
 )
 # The option that says how many cores a run has, where several runs go side by side.
 CORES = {"local": "workers", "ray": "actors"}

@@ -1,16 +1,18 @@
 """The protocol between the round loop and the place where clients live."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.workload import Workload
 from fedmom.core.types import Params
+from fedmom.core.validation import MOST, Between
 from fedmom.models.metrics import Metric, accuracy
 
 Clients = NDArray[np.int64]
+Budget = Annotated[int, Between(1, MOST)] | None  # of samples in an evaluation; None: all
 
 
 class Block(NamedTuple):
@@ -191,7 +193,7 @@ class Runtime(Protocol):
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered."""
 
-    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+    def evaluate(self, params: Params, split: str, budget: Budget = None) -> Scores:
         """Let the clients evaluate a model on their own samples.
 
         Args:

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Client
 from fedmom.algorithms.workload import Workload
+from fedmom.core.arguments import checked
+from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Count
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Clients, Snapshot
 from fedmom.runtimes.in_flight import Question
@@ -34,8 +37,12 @@ class Simulated:
         self._asked: deque[Question] = deque()
         self._committed: list[Question] = []  # of them, as the last round left them
 
-    def ask(self, round_: int, clients: Clients, broadcast: Any) -> None:
+    @checked
+    def ask(self, round_: Count, clients: Clients, broadcast: Any) -> None:
         """Send the broadcast of a round to clients."""
+        most = self.workload.data.clients - 1
+        if clients.size and not 0 <= clients.min() <= clients.max() <= most:
+            raise FedMomError(f"ask: clients is {clients}. They must be numbers from 0 to {most}.")
         if len(clients):
             self._send(Question(round_, deque(clients.tolist()), broadcast))
 

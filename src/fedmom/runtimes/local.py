@@ -13,13 +13,13 @@ import numpy as np
 from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
 from fedmom.algorithms.workload import Workload
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked, checked_class
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params
 from fedmom.data.batches import place
-from fedmom.runtimes.base import Block, Clients, Scores
+from fedmom.runtimes.base import Block, Budget, Clients, Scores
 from fedmom.runtimes.client_programs import Answer, ClientTask, Way, compiled
 from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.in_flight import Question
@@ -123,8 +123,13 @@ class LocalRuntime(Simulated):
         tasks = [self._task(round_, client) for client in clients.tolist()]
         return [len(part) for part in self._plan(broadcast, tasks)[1]]
 
+    @checked
     def evaluate(
-        self, params: Params, split: str, budget: int | None = None, part: ClientRange | None = None
+        self,
+        params: Params,
+        split: str,
+        budget: Budget = None,
+        part: ClientRange | None = None,
     ) -> Scores:
         """Evaluate a model on the clients' samples, with their own models if they have any.
 
@@ -137,6 +142,7 @@ class LocalRuntime(Simulated):
         Returns:
             Sums per client.
         """
+        self._scorer.check(params)
         personal = self._client.personal
         if personal is None:
             return self._scorer(params, split, budget, part)

@@ -13,11 +13,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.algorithms.forms import Form
 from fedmom.algorithms.workload import Workload
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader, thinned
 from fedmom.data.federated import Split
+from fedmom.models.adapters import example
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
 from fedmom.runtimes.base import Scores
@@ -45,6 +48,20 @@ class Scorer:
         self._metrics, self._workers = model.metrics, workers or os.cpu_count()
         self._score = _compile_score(model, reader(self._data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
+        self._model, self._fitting = model, set[Form]()
+
+    def check(self, params: Params) -> None:
+        """Refuse parameters that are not this model's."""
+        try:
+            form = Form.of(params)
+            if form not in self._fitting:
+                jax.eval_shape(self._model.apply, params, example(self._data), None)
+        except Exception as error:
+            raise FedMomError(
+                f"evaluate: params is {short(params)}. It must be parameters of the model, such as"
+                f" fedmom.model_of returns: {str(error).partition(chr(10))[0]}."
+            ) from error
+        self._fitting.add(form)
 
     @property
     def splits(self) -> list[str]:
@@ -54,7 +71,10 @@ class Scorer:
     def plan(self, split: str, budget: int | None) -> "_Plan":
         """Return which samples are evaluated."""
         if split not in self.splits:
-            raise FedMomError(f"{self._data.name} has no {split} samples to evaluate.")
+            raise FedMomError(
+                f"{self._data.name} has no {short(split)} samples to evaluate: split must be one of"
+                f" {', '.join(self.splits)}."
+            )
         if (split, budget) not in self._plans:
             self._plans[split, budget] = _Plan(self._data.split(split), budget)
         return self._plans[split, budget]

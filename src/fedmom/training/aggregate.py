@@ -105,7 +105,8 @@ class Collected:
     def step(self, carried: Carried, round_: int, population: int, key: Any) -> Stepped:
         """Let the server step on the aggregate."""
         total, rows = self._parts.finish()
-        scale = self._rule.scale(sum(c.weights.sum() for c in self._counted), population)
+        # NumPy's number would widen the aggregate, and with it the server's state, to 64 bits.
+        scale = float(self._rule.scale(sum(c.weights.sum() for c in self._counted), population))
         numbers: Any = (round_, key, float(self.replies), self.weight, scale)
         return self._step(carried, total, rows, Round(*numbers))
 

@@ -13,7 +13,7 @@ from fedmom.core.arguments import checked
 from fedmom.core.errors import DivergedError
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.models.metrics import Metric
-from fedmom.runtimes.base import Runtime, Scores
+from fedmom.runtimes.base import Budget, Runtime, Scores
 
 PERCENTILES = (10, 50, 90)
 HALVINGS = 32  # of [0, 1], to find a percentile
@@ -89,7 +89,7 @@ class Metrics:
 
 
 @checked
-def evaluate(runtime: Runtime, params: Params, split: str, budget: int | None = None) -> Metrics:
+def evaluate(runtime: Runtime, params: Params, split: str, budget: Budget = None) -> Metrics:
     """Ask the clients of a runtime to evaluate a model.
 
     Args:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from fedmom.training import aggregate
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
 from fedmom.training.aggregate import Carried, Collected, Stepped
 from fedmom.training.pace import Pace
+from fedmom.training.samplers import checked_cohort
 
 
 class State(NamedTuple):
@@ -90,6 +91,7 @@ class Record:
         return row | {name: value for name, value in more.items() if value}
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Watches the questions and replies of a run, without a part in it."""
 
@@ -268,15 +270,7 @@ class _Rounds:
     def draw(self, round_: int) -> NDArray[np.int64]:
         busy = self._admission.busy
         drawn = self._pace.ask(self._seed, round_, self._samples, busy)
-        cohort = np.asarray(drawn)
-        whole = cohort.ndim == 1 and (cohort.dtype.kind in "iu" or not cohort.size)
-        names = set(cohort.tolist()) if whole else {-1}
-        if len(names) < cohort.size or not all(0 <= name < len(self._samples) for name in names):
-            raise FedMomError(
-                f"The sampler drew {str(drawn)[:60]} for round {round_ + 1}. A cohort is a list or"
-                f" array of different clients, whole numbers from 0 to {len(self._samples) - 1}."
-            )
-        return cohort.astype(np.int64)
+        return checked_cohort(drawn, round_, len(self._samples))
 
     def play(
         self, state: State, cohort: NDArray[np.int64]

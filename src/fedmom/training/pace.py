@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import MOST
-from fedmom.training.samplers import Cohort, Sampler, in_random_order, uniform, weighted
+from fedmom.training.samplers import (
+    Cohort,
+    Sampler,
+    checked_cohort,
+    in_random_order,
+    poisson,
+    uniform,
+    weighted,
+)
 
 AGAIN = 2**32  # a round's number, this many later: one that no run reaches
 TRIES = 100
@@ -130,8 +138,9 @@ class Buffered:
             if missing <= 0 or in_vain >= TRIES:
                 break
             drawn = self.sampler(seed, number, min(missing, self.rows), samples)
+            cohort = checked_cohort(drawn, round_, len(samples)).tolist()
             before = len(asked)
-            asked |= dict.fromkeys(c for c in np.asarray(drawn).tolist() if c not in busy)
+            asked |= dict.fromkeys(client for client in cohort if client not in busy)
             in_vain = 0 if len(asked) > before else in_vain + 1
         return np.array(list(asked), np.int64)
 
@@ -221,6 +230,11 @@ def buffered(
             "buffered cannot draw clients by weighted: those at work cannot be drawn, and clients"
             " with many samples are at work most, so they would count less than their share. Use"
             " the sampler uniform, or another pace."
+        )
+    if getattr(sampler, "func", sampler) is poisson:
+        raise FedMomError(
+            "buffered cannot draw clients by poisson: it keeps in_flight clients at work, and a"
+            " cohort by poisson has any size. Use the sampler uniform, or another pace."
         )
     return Buffered(sampler, size, in_flight, _checked(timeout))
 

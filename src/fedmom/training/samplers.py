@@ -6,6 +6,7 @@ clients costs no more than one from ten thousand.
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,6 +194,19 @@ def _without_replacement(rng: np.random.Generator, clients: int, size: int) -> C
     return np.array(sorted(chosen), np.int64)
 
 
+def checked_cohort(drawn: Any, round_: int, clients: int) -> Cohort:
+    """Return what a sampler drew for a round as an array; refuse what is not a cohort."""
+    found = np.asarray(drawn)
+    whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
+    names = set(found.tolist()) if whole else {-1}
+    if len(names) < found.size or not all(0 <= name < clients for name in names):
+        raise FedMomError(
+            f"The sampler drew {str(drawn)[:60]} for round {round_ + 1}. A cohort is a list or"
+            f" array of different clients, whole numbers from 0 to {clients - 1}."
+        )
+    return found.astype(np.int64)
+
+
 def in_random_order(sampler: Sampler) -> Sampler:
     """Return a sampler of the same cohorts, not sorted: where the first to answer count.
 
@@ -200,7 +214,7 @@ def in_random_order(sampler: Sampler) -> Sampler:
     """
 
     def shuffled(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
-        drawn = sampler(seed, round_, size, samples)
+        drawn = checked_cohort(sampler(seed, round_, size, samples), round_, len(samples))
         return _generator(seed, round_, stream=1).permutation(drawn)
 
     return shuffled

@@ -212,7 +212,7 @@ def test_lists_of_different_lengths_are_refused(tmp_path):
 def test_a_table_too_large_for_the_machine_is_refused(tmp_path, monkeypatch):
     _, path = as_csv(tmp_path, frame())
     monkeypatch.setattr("fedmom.core.validation.machine_memory", lambda: 1000)
-    with pytest.raises(FedMomError, match=r"t\.csv needs at least 0\.0 GB"):
+    with pytest.raises(FedMomError, match=r"t\.csv with 5 columns needs at least 0\.0 GB"):
         fedmom.from_csv(path, client="user", label="ill")
     _, path = as_parquet(tmp_path, frame().loc[[0] * 200])
     with pytest.raises(FedMomError, match=r"t\.parquet needs at least 0\.0 GB"):
@@ -227,6 +227,8 @@ def test_a_long_text_in_many_rows_is_read_once(tmp_path):
     pq.write_table(column, tmp_path / "t.parquet")
     data = fedmom.from_parquet(tmp_path / "t.parquet", client="u", label="y")
     assert (data.clients, len(data.users[0])) == (1, 1_000_000)
+    data = fedmom.from_parquet(tmp_path / "t.parquet", label="u", partition="iid:clients=1")
+    assert [len(name) for name in data.class_names] == [1_000_000]
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def inputs(name: str, x: NDArray[Any]) -> NDArray[Any]:
     Bytes are taken for the grey levels of images.
     """
     if x.dtype.kind not in "biuf":
-        kind = "texts" if x.dtype.kind in "UT" else f"values of type {x.dtype}"
+        kind = "texts" if x.dtype.kind in "UO" else f"values of type {x.dtype}"
         raise FedMomError(
             f"{name}: x holds {kind}. It must hold numbers: whole ones, floats or bools, not"
             " complex ones."

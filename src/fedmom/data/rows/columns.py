@@ -1,15 +1,15 @@
 """A table's columns (Arrow's) -> a population, or a message that names the column and the row."""
 
+import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.registry import pick_name
 from fedmom.core.validation import check_memory
 from fedmom.data.federated import Column, Columns, FederatedData, Task
 from fedmom.data.rows.assembly import Division, assemble, inputs, owners
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Names = str | Sequence[str]
 Decode = Callable[[Any], NDArray[Any]]
 
+SHOWN = 20  # columns, in a message
 SMALLER = "Name fewer columns (features=), or fewer rows."
 
 
@@ -156,7 +157,8 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
         )
     here, asked = Counter(table.columns), Counter(wanted)  # there may be many thousands
     for name in asked:
-        pick_name(here, name, f"column in {table.name} called")
+        if name not in here:
+            _refuse_missing_column(table, name)
         if here[name] > 1:
             raise FedMomError(f"{table.name} has two columns called {name!r}. Rename one.")
         if asked[name] > 1:
@@ -166,6 +168,16 @@ def _check_columns(table: Table, wanted: Sequence[str]) -> None:
             )
     if not table.rows:
         raise FedMomError(f"{table.name} has no rows.")
+
+
+def _refuse_missing_column(table: Table, name: str) -> NoReturn:
+    close = difflib.get_close_matches(name, table.columns, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    others = len(table.columns) - SHOWN
+    shown = ", ".join(table.columns[:SHOWN]) + (f" and {others:,} others" if others > 0 else "")
+    raise FedMomError(
+        f"There is no column in {table.name} called {name!r}.{hint} Choose one of: {shown}."
+    )
 
 
 def listed(names: Names, columns: Sequence[str] = ()) -> list[str]:
@@ -253,7 +265,7 @@ def _array(what: str, column: "pa.ChunkedArray") -> NDArray[Any]:
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([c.storage for c in column.chunks], column.type.storage_type)
     kind = column.type
-    if types.is_dictionary(kind) and not types.is_string(kind.value_type):
+    if types.is_dictionary(kind) and types.is_primitive(kind.value_type):
         column, kind = column.cast(kind.value_type), kind.value_type
     if column.null_count:
         missing = column.is_null().to_numpy()
@@ -263,13 +275,14 @@ def _array(what: str, column: "pa.ChunkedArray") -> NDArray[Any]:
         )
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _lists(what, column)
-    if types.is_dictionary(kind) or types.is_string(kind) or types.is_large_string(kind):
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    if str(inner) in ("string", "large_string", "string_view"):
         return _texts(column)
     if types.is_decimal(kind):
         column, kind = column.cast(pa.float64()), pa.float64()
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise FedMomError(
-            f"{what} is of type {kind}. It must hold numbers, bools, texts, or lists of numbers."
+            f"{what} is of type {inner}. It must hold numbers, bools, texts, or lists of numbers."
         )
     found: NDArray[Any] = column.to_numpy()
     return found

@@ -129,11 +129,13 @@ def _why(values: Any, error: Exception) -> str:
 
 
 def as_plain(what: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Turn an array of Python objects, as pandas has them, into one of numbers, bools or texts.
+    """Turn an array of Python objects, as pandas has them, into one of numbers or bools.
+
+    Texts stay objects.
 
     Args:
         what: What it holds, for messages.
-        array: The array. Other types than objects are returned as they are.
+        array: The array. One of another type is returned as it is.
     """
     if array.dtype.kind != "O":
         return array
@@ -147,11 +149,9 @@ def as_plain(what: str, array: NDArray[Any]) -> NDArray[Any]:
     if len(found) > 1:
         _refuse_mixed(what, flat, [words[type(value)] for value in flat], width)
     whole = all(issubclass(kind, WHOLE) for kind in words)
-    # NumPy's texts of variable length: one long text does not make all rows long.
-    try:
-        plain = np.array(array.tolist(), np.dtypes.StringDType() if found == ["texts"] else None)
-    except UnicodeEncodeError:
-        raise FedMomError(f"{what}: a text cannot be written as UTF-8. Correct it.") from None
+    if found == ["texts"]:  # as they are: NumPy's own would hold a long text once for every row
+        return array
+    plain = np.array(array.tolist())
     if plain.dtype.kind == "O" or (whole and plain.dtype.kind == "f"):
         raise FedMomError(f"{what}: a whole number has more than 64 bits. Give texts or floats.")
     return plain
@@ -285,7 +285,7 @@ def read_labels(
     if task is not None and task not in TASKS:
         raise FedMomError(f"{name}: there is no task {task!r}. Choose one of: {', '.join(TASKS)}.")
     y = as_plain(f"{name}: labels", y)
-    if y.ndim not in (1, 2) or y.dtype.kind not in "biufUST":
+    if y.ndim not in (1, 2) or y.dtype.kind not in "biufUO":
         raise FedMomError(
             f"{name}: labels are an array of type {y.dtype} and {y.ndim} dimensions. {ALLOWED}."
         )
@@ -358,7 +358,23 @@ def _classes(name: str, y: NDArray[Any], task: Task, known: Sequence[str] | None
         allowed = f"at most {LARGEST_LABEL}. Number the classes anew, or give them as texts"
         refuse_row(f"{name}: the label", y > LARGEST_LABEL, y, allowed)
         return Labels(y.astype(np.int32), int(y.max()) + 1, task)
+    if y.dtype.kind == "O":
+        return _of_texts(name, y, task)
     found, places = np.unique(y, return_inverse=True)
     numbers = places.reshape(y.shape).astype(np.int32)
     plain = y.dtype.kind in "iu" and found[0] == 0 and found[-1] == len(found) - 1
     return Labels(numbers, len(found), task, None if plain else tuple(map(str, found)))
+
+
+def _of_texts(name: str, y: NDArray[Any], task: Task) -> Labels:
+    found = sorted({str(text) for text in y.flat})
+    place = {text: number for number, text in enumerate(found)}
+    for text in found:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise FedMomError(
+                f"{name}: the label {_short(text)} cannot be written as UTF-8. Rename it."
+            ) from None
+    numbers = np.fromiter((place[text] for text in y.flat), np.int32, y.size)
+    return Labels(numbers.reshape(y.shape), len(found), task, tuple(found))

@@ -1,7 +1,11 @@
 """Tables: a pandas DataFrame, a CSV file, a Parquet file."""
 
 import contextlib
-from collections.abc import Iterator
+import csv
+import functools
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet",)
 BLOCK = 2**24  # bytes: how much of a file is looked at together, and the longest row
+AT_ONCE, NESTED_AT_ONCE = 2**16, 2**8  # rows
+TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+COLUMN = 2**13  # bytes that Arrow takes to read a column of a CSV file, however short it is
 READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
 
 
@@ -63,7 +70,7 @@ def from_csv(
     """
     file = user_path(str(path), "path")
     wanted = None if features is None else listed(features)
-    asked = None if wanted is None else [*wanted, *listed(label), *filter(None, (client, test))]
+    asked = None if wanted is None else {*wanted, *listed(label), *filter(None, (client, test))}
     division = Division(test_fraction, partition, seed)
     return from_table(_csv(file, asked, client), label, client, wanted, test, division, task)
 
@@ -194,28 +201,29 @@ def load_table(
     )
 
 
-def _csv(path: Path, wanted: list[str] | None, client: str | None) -> Table:
+def _csv(path: Path, wanted: set[str] | None, client: str | None) -> Table:
     """Read a CSV file; numbers, bools and texts are told apart over all rows of a column."""
     import_arrow(path.name)
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow_csv
 
-    parse = csv.ParseOptions(
+    parse = arrow_csv.ParseOptions(
         delimiter="\t" if ".tsv" in path.name.lower() else ",", newlines_in_values=True
     )
-    once = csv.ReadOptions(use_threads=False, block_size=BLOCK)
+    once = arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK)
     with _readable(path, pa):
-        rows = _lines(path, pa)
-        with _opened(path, pa) as file, csv.open_csv(file, once, parse) as head:
-            names = head.schema.names
+        rows, head = _lines(path, pa)
+        names = _header(head, parse.delimiter)
         asked = names if wanted is None else [name for name in names if name in wanted]
-        check_memory(path.name, 12 * rows * len(asked), SMALLER)
+        what, room = f"{path.name} with {len(asked):,} columns", COLUMN * len(asked)
+        check_ratio(what, room, path.stat().st_size, "Save it as .parquet if it is right.")
+        check_memory(what, room + 12 * rows * len(asked), SMALLER)
         types = {client: pa.string()} if client else {}  # 007 is not 7
-        convert = csv.ConvertOptions(
+        convert = arrow_csv.ConvertOptions(
             include_columns=asked, column_types=types, null_values=[""], strings_can_be_null=True
         )
         with _opened(path, pa, f"reading {path.name}") as file:
-            table = csv.read_csv(file, once, parse, convert)
+            table = arrow_csv.read_csv(file, once, parse, convert)
     return Table(path.name, names, table.num_rows, table.column)
 
 
@@ -226,15 +234,18 @@ def _parquet(path: Path) -> Table:
 
     with _readable(path, pa):
         schema = pq.read_schema(path)
-        texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        texts = [field.name for field in schema if str(field.type) in TEXTS]
         file = pq.ParquetFile(path, read_dictionary=texts)  # one text in many rows is read once
         rows, names = file.metadata.num_rows, schema.names
+        place = {name: number for number, name in enumerate(names)}
+        sizes = _sizes(file.metadata)
     check_memory(path.name, 12 * rows, SMALLER)
 
     def read(name: str) -> "pa.ChunkedArray":
         with _readable(path, pa):
-            _check_values(path, file.metadata, name)
-            column = file.read([name], use_threads=False).column(name)
+            check = functools.partial(_check_size, path, name)
+            check(sizes[name])
+            column = _read_column(file, name, schema.field(place[name]).type, check)
             column.validate(full=True)  # texts that are not UTF-8, places outside a dictionary
         if len(column) != rows:
             raise FedMomError(f"{path.name}: column {name!r} has {len(column)} of {rows} rows.")
@@ -243,26 +254,60 @@ def _parquet(path: Path) -> Table:
     return Table(path.name, names, rows, read)
 
 
-def _check_values(path: Path, about: Any, name: str) -> None:
+def _sizes(about: Any) -> Counter[str]:
+    """Return how many bytes every column takes, as the file says, or has values for."""
+    sizes: Counter[str] = Counter()
+    for number in range(about.num_row_groups):
+        group = about.row_group(number)
+        for place in range(group.num_columns):
+            chunk = group.column(place)
+            size = max(8 * chunk.num_values, chunk.total_uncompressed_size)
+            names = chunk.path_in_schema.split(".")  # of a column a.b, or b inside a
+            for end in range(1, len(names) + 1):
+                sizes[".".join(names[:end])] += size
+    return sizes
+
+
+def _check_size(path: Path, name: str, size: int) -> None:
     """Refuse a column that few bytes of the file make long: repeated values cost it nothing."""
-    groups = [about.row_group(number) for number in range(about.num_row_groups)]
-    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
-    own = (chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] == name)
-    size = 8 * sum(chunk.num_values for chunk in own)
     what = f"{path}: column {name!r}"
     check_ratio(what, size, path.stat().st_size, "Save it as .csv if it is right.")
     check_memory(what, size, SMALLER)
 
 
-def _lines(path: Path, pa: Any) -> int:
-    """Count the ends of lines: a bound of the rows, before memory is asked for."""
-    count, size, packed = 1, 0, path.stat().st_size
+def _read_column(
+    file: Any, name: str, kind: Any, check: Callable[[int], None]
+) -> "pa.ChunkedArray":
+    """Read a column in parts, as what a file says of its own size need not be true."""
+    import pyarrow as pa
+
+    parts, before = [], pa.total_allocated_bytes()
+    rows = NESTED_AT_ONCE if pa.types.is_nested(kind) else AT_ONCE
+    for batch in file.iter_batches(rows, columns=[name], use_threads=False):
+        parts.append(batch.column(0))
+        check(pa.total_allocated_bytes() - before)
+    return pa.chunked_array(parts)
+
+
+def _header(head: bytes, delimiter: str) -> list[str]:
+    """Return the names in the first line that is not empty: Arrow takes kilobytes for each."""
+    text = io.StringIO(head.decode("utf-8-sig", "surrogateescape"), newline="")
+    return next(filter(None, csv.reader(text, delimiter=delimiter)), [])
+
+
+def _lines(path: Path, pa: Any) -> tuple[int, bytes]:
+    """Count the ends of lines: a bound of the rows, before memory is asked for.
+
+    Also returns the first block of the file.
+    """
+    count, size, packed, head = 1, 0, path.stat().st_size, b""
     with _opened(path, pa) as file:
         while block := file.read(BLOCK):
+            head = head or block
             size += len(block)
             check_ratio(str(path), size, packed, "Unpack it (gunzip) if it is right.")
             count += max(block.count(b"\n"), block.count(b"\r"))
-    return count
+    return count, head
 
 
 @contextlib.contextmanager
@@ -281,7 +326,7 @@ def _readable(path: Path, pa: Any) -> Iterator[None]:
         yield
     except FedMomError:
         raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+    except (pa.ArrowException, csv.Error, OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
             raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
         raise FedMomError(f"{path} cannot be read: {said(error)}.") from None

@@ -182,10 +182,10 @@ def _quartered(maps: jax.Array, *, grid: PatchGrid) -> jax.Array:
 def _unfolded_columns(q: jax.Array, *, grid: PatchGrid) -> jax.Array:
     """Return the columns of the patches, (side + 1, C, 2, 4 Y, run)."""
     q = q.reshape(2, 2, q.shape[2], -1, q.shape[-1])
-    sizes = (1, 1, *q.shape[2:-1], grid.run)
+    sizes, zero = (1, 1, *q.shape[2:-1], grid.run), np.int32(0)  # Python's may have 64 bits
 
     def column(square: Any, odd: Any, start: Any) -> jax.Array:
-        return lax.dynamic_slice(q, (square, odd, 0, 0, start), sizes)[0, 0]
+        return lax.dynamic_slice(q, (square, odd, zero, zero, start), sizes)[0, 0]
 
     # Slices at places from a table: one by one, they take XLA three times as long to compile.
     # (Rows are sliced one by one: from a table, a step would take a sixth longer.)

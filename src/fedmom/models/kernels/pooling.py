@@ -70,5 +70,6 @@ def widened(pixels: jax.Array, *, before: int, after: int) -> jax.Array:
 
 def pixels_alike(pixels: jax.Array, others: Mapping[int, jax.Array]) -> jax.Array:
     """Compare pixels (C, n) with those that a bit stands for, and return bits (n,)."""
-    bits = [jnp.where(pixels == other, bit, 0) for bit, other in others.items()]
-    return lax.reduce(reduce(jnp.bitwise_or, bits), np.int32(-1), lax.bitwise_and, (0,))
+    none, all_ = np.int32(0), np.int32(-1)
+    bits = [jnp.where(pixels == other, np.int32(bit), none) for bit, other in others.items()]
+    return lax.reduce(reduce(jnp.bitwise_or, bits), all_, lax.bitwise_and, (0,))

@@ -19,7 +19,7 @@ def net(make: Callable[[jax.Array], Any]) -> Net:
     Parameters are the arrays of real numbers in the module, by their place in it. All else in it is
     fixed; so is the form of its state.
     """
-    module, state = _with_state(make(jax.random.key(0)))
+    module, state = _with_state(_made(make))
     form = jax.tree.structure(state)
     trained, fixed = eqx.partition(module, eqx.is_inexact_array)
     places = jax.tree.structure(trained)
@@ -56,6 +56,18 @@ def net(make: Callable[[jax.Array], Any]) -> Net:
         return outputs, tuple(jax.tree.leaves(changed)) if key is not None else state
 
     return Net(init, apply, lambda _params, _state: {name: name in own for name in names})
+
+
+def _made(make: Callable[[jax.Array], Any]) -> Any:
+    try:
+        return make(jax.random.key(0))
+    except FedMomError:
+        raise
+    except Exception as error:
+        raise FedMomError(
+            f"net cannot be made of a key: {type(error).__name__}: {str(error).rstrip('.')}. Its"
+            " function is called with a key and must return an equinox module."
+        ) from error
 
 
 def _with_state(made: Any) -> tuple[Any, Any]:

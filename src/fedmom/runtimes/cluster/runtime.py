@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.workload import Workload
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
-from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
+from fedmom.runtimes.base import Block, Budget, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.cluster import connect
 from fedmom.runtimes.cluster.actor import ActorReply, Job
@@ -134,8 +134,10 @@ class RayRuntime(Simulated):
         actors = self._actors.ready()
         return self._ray.get([actor.handle.process.remote() for actor in actors])
 
-    def evaluate(self, params: Params, split: str, budget: int | None = None) -> Scores:
+    @checked
+    def evaluate(self, params: Params, split: str, budget: Budget = None) -> Scores:
         """Let the actors evaluate a model, each on some of the clients."""
+        self._scorer.check(params)
         plan = self._scorer.plan(split, budget)
         sent = self._put(params)
         left = plan.parts(len(self._actors.ready()))
