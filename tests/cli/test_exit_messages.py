@@ -13,6 +13,7 @@ import zipfile
 import click
 import pytest
 
+import fedmom as package
 from fedmom.cli import exit_messages, start
 from fedmom.cli import main as front
 from fedmom.core.errors import FedMomError
@@ -117,8 +118,8 @@ PLACES = [
     (["report", "nothing", f"--out={LONG}"], "Choose a shorter name"),
     (["watch", LONG], "Choose a shorter name"),
     (["resume", LONG], "Choose a shorter name"),
-    (["run", f"--config={LONG}"], "cannot be read: File name too long"),
-    (["theory", "bounds", f"--estimates={LONG}"], "cannot be read: File name too long"),
+    (["run", f"--config={LONG}"], "Choose a shorter name"),
+    (["theory", "bounds", f"--estimates={LONG}"], "Choose a shorter name"),
 ]
 
 
@@ -268,3 +269,16 @@ def test_long_paths_are_shown_in_part():
     text = exit_messages.sentence(OSError(errno.ENAMETOOLONG, "File name too long", "y" * 5000))
     assert len(text) < 300
     assert text.startswith("yyy")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="streams as POSIX shells close them")
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&- <&-"])
+def test_closed_streams_end_no_run(tmp_path, streams):
+    """And no file of the run is taken for one of them."""
+    options = "--data synthetic:clients=4 --lr 0.01 --rounds 1 --out"
+    call = f"{sys.executable} -m fedmom run {options} {tmp_path / 'r'} {streams}"
+    done = subprocess.run(["bash", "-c", call], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    call = f"{sys.executable} -m fedmom report {tmp_path / 'nothing'} {streams}"
+    assert subprocess.run(["bash", "-c", call], capture_output=True).returncode == 2
+    assert package.load(tmp_path / "r").status == "finished"

@@ -42,13 +42,22 @@ def test_a_run_that_is_refused_late_leaves_the_name_free(
     assert not Path("r").exists()
 
 
-def test_a_refused_run_leaves_other_peoples_files_alone(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    Path("r").mkdir()
-    Path("r/mine.txt").write_text("mine")
-    refused("run", *SMALL, "--tensorboard", "--out=r")
-    assert [p.name for p in Path("r").iterdir()] == ["mine.txt"]
-    assert "Run folder: r" in invoke("run", *SMALL, "--out=r")
+MINE = ("mine.txt", "checkpoint/my_model.safetensors", "versions.json", "rounds.jsonl", "fedavg")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("file", MINE)
+def test_a_folder_with_other_files_is_refused_before_anything_is_written(command, file):
+    Path("r", file).parent.mkdir(parents=True)
+    Path("r", file).write_text("mine")
+    call = [command, *SMALL, *COMMANDS[command], "--out=r"]
+    said = refused(*call)
+    assert f"r is not empty: it holds {file.partition('/')[0]}. Give a new or empty" in said
+    if "/" in file:
+        refused(*call, "--overwrite")
+    assert {p: p.read_text() for p in Path("r").rglob("*") if p.is_file()} == {
+        Path("r", file): "mine"
+    }
 
 
 def test_a_run_that_has_begun_is_never_removed():

@@ -161,6 +161,18 @@ with Packer(Path(sys.argv[1]), name="t", features=Features("image", (4, 4), 10),
 """
 
 
+@pytest.mark.parametrize("file", ["notes.txt", "figures/a.bin"])
+def test_a_folder_with_other_files_is_not_replaced(tmp_path, file):
+    data = load("synthetic:clients=3")
+    save_store(data, tmp_path / "s", {})
+    save_store(data, tmp_path / "s", {})
+    (tmp_path / "s" / file).parent.mkdir(exist_ok=True)
+    (tmp_path / "s" / file).write_text("mine")
+    with pytest.raises(FedMomError, match=r"is not overwritten: .* not part of a store"):
+        save_store(data, tmp_path / "s", {})
+    assert (tmp_path / "s" / file).read_text() == "mine"
+
+
 def test_a_kill_while_packing_leaves_no_store_and_is_cleaned_up(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "s")], stdout=subprocess.PIPE

@@ -94,3 +94,46 @@ def test_a_state_that_is_not_finite_is_refused(tmp_path):
     bad = state._replace(rule={"velocity": state.rule["velocity"] * jnp.nan})
     with pytest.raises(FedMomError, match=r"velocity'\] is not finite"):
         through_a_file(tmp_path, bad, STATEFUL)
+
+
+def counting(first, step):
+    """An optimizer with a number that it counts on."""
+
+    def update(gradient, state, _params=None):
+        return jax.tree.map(lambda g: -g, gradient), {"n": step(state["n"])}
+
+    return optax.GradientTransformation(lambda _: {"n": first}, update)
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "says"),
+    [
+        (0, lambda n: n + 1.0, "from int32 of shape () into float32 of shape ()"),
+        (0.0, lambda n: n.astype("float16"), "from float32 of shape () into float16"),
+        (0.0, lambda n: n + np.zeros(3, "float32"), "from float32 of shape () into float32 of"),
+    ],
+    ids=["type", "precision", "shape"],
+)
+def test_a_state_that_changes_its_form_is_refused_at_the_first_step(tmp_path, first, step, says):
+    """Its checkpoint could not be read back. Earlier, that was said after the last round."""
+    rounds = []
+    with pytest.raises(fedmom.FedMomError, match=r"\['n'\]") as caught:
+        fedmom.run(
+            "synthetic:clients=4",
+            algorithm=counting(first, step),
+            out=tmp_path / "r",
+            weighting="cohort",
+            progress=False,
+            callbacks=[lambda event: rounds.append(event.round)],
+        )
+    assert says in str(caught.value)
+    assert rounds in ([], [0])
+
+
+@pytest.mark.parametrize("first", [0, 0.0])
+def test_a_state_of_pythons_numbers_is_kept(tmp_path, first):
+    algorithm = counting(first, lambda n: n + 1)
+    task = {"weighting": "cohort", "progress": False, "rounds": 3}
+    run = fedmom.run("synthetic:clients=4", algorithm=algorithm, out=tmp_path / "r", **task)
+    assert run.predict(np.zeros((2, 60), "float32")).shape == (2,)
+    assert fedmom.resume(tmp_path / "r", algorithm=algorithm, progress=False).status == "finished"

@@ -101,7 +101,7 @@ def test_what_was_killed_while_it_was_made_is_made_again(tmp_path, monkeypatch, 
 
 def test_a_run_that_has_begun_is_not_made_again(tmp_path):
     run(tmp_path / "c" / "fedavg", rounds=1)
-    with pytest.raises(fedmom.FedMomError, match="fedavg already holds a run"):
+    with pytest.raises(fedmom.FedMomError, match="c is not empty: it holds fedavg"):
         create(tmp_path / "c", configs())
     assert results.read(tmp_path / "c" / "fedavg").finished
 
@@ -118,7 +118,8 @@ def test_runs_are_overwritten(tmp_path):
     (tmp_path / "c" / COMPARE_LIST).write_text('["old"]')
     (tmp_path / "c" / "report-rounds.png").write_text("a figure")
     create(tmp_path / "c", configs(), overwrite=True)
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [COMPARE_LIST, *sorted(NAMES)]
+    found = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert found == [".lock", COMPARE_LIST, *sorted(NAMES)]
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     create(tmp_path / "c", configs(rounds=1), overwrite=True)
 
@@ -283,7 +284,31 @@ def test_the_runs_of_a_comparison():
     assert three["fedmom_seed9"] == one["sgd"].model_copy(
         update={"algorithm": "fedmom", "momentum": 0.5, "local_steps": 3, "seed": 9}
     )
-    with pytest.raises(fedmom.FedMomError, match="--seeds -1 must be at least 1"):
+    with pytest.raises(fedmom.FedMomError, match="--seeds -1 must be from 1 to 10,000"):
         run_lists.of_comparison(values, {"a": "fedavg"}, seeds=-1)
     with pytest.raises(fedmom.FedMomError, match="A run cannot be called 'a/b'"):
         run_lists.of_comparison(values, {"a/b": "fedavg"})
+
+
+NO_NAMES = ("a/b", "a\\b", "a\0b", "a\nb", "", ".", "..", "a.", "a ", " a", "x" * 300, "é" * 120)
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, "compare.json", "Report.html", "checkpoint"])
+def test_a_name_that_no_folder_can_have_is_refused_before_anything_is_written(tmp_path, name):
+    with pytest.raises(fedmom.FedMomError, match="A run cannot be called ") as caught:
+        fedmom.compare({name: "fedavg"}, data=SMALL["data"], out=tmp_path / "c", rounds=1)
+    assert len(str(caught.value)) < 500
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [("a", "A"), ("stra\u00dfe", "STRASSE"), ("\u00e9", "e\u0301")])
+def test_names_that_are_one_on_some_systems_are_refused(names):
+    with pytest.raises(fedmom.FedMomError, match="On some systems"):
+        run_lists.of_comparison(SMALL, dict.fromkeys(names, "fedavg"))
+
+
+@pytest.mark.parametrize("name", ["mean, μ=0.1 (new)", "50 %", "x" * 190, "日本"])
+def test_other_names_are_read_back(tmp_path, name):
+    task = {"data": SMALL["data"], "rounds": 1, "lr": 0.01, "progress": False}
+    fedmom.compare({name: "fedavg"}, out=tmp_path / "c", **task)
+    assert list(fedmom.load(tmp_path / "c")) == [name]

@@ -179,3 +179,22 @@ def test_a_folder_copied_without_versions_is_read(tmp_path):
 def test_numbers_that_are_not_finite_never_reach_a_log(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         RunFolder(tmp_path).append("rounds.jsonl", [{"loss": float(np.nan)}])
+
+
+def test_only_checkpoints_of_the_run_are_removed(tmp_path):
+    """Neither other names, nor other contents, nor those of a run that lost its pointer."""
+    run(tmp_path / "r", [lambda event: event.round == 2], rounds=4, **{"eval-every": 1})
+    folder = tmp_path / "r" / "checkpoint"
+    mine = {
+        folder / name: b"mine" for name in ("my_model.safetensors", "round-00000000.safetensors")
+    }
+    for path, content in mine.items():
+        path.write_bytes(content)
+    resume(tmp_path / "r")
+    assert {path: path.read_bytes() for path in mine} == mine
+    last = (folder / "round-00000004.safetensors").read_bytes()
+    for name in ("checkpoint.json", "previous.json"):
+        (folder / name).unlink()
+    resume(tmp_path / "r", say=[].append)
+    assert (folder / "round-00000004.safetensors.aside-1").read_bytes() == last
+    assert (folder / "round-00000000.safetensors.aside-1").read_bytes() == b"mine"

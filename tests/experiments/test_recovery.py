@@ -67,6 +67,11 @@ def assert_as_never_stopped(path, whole):
     assert logs(path) == logs(whole)
 
 
+def without_checksums(content):
+    """A log as earlier versions wrote it."""
+    return re.sub(rb', "crc32": "[0-9a-f]{8}"', b"", content)
+
+
 def lines_of(file):
     return file.read_bytes().splitlines(keepends=True)
 
@@ -127,14 +132,14 @@ def test_a_bad_line_is_named_and_nothing_is_touched(tmp_path, whole, name, line,
     ids=lambda value: str(value)[:20],
 )
 def test_a_value_that_no_run_writes_is_named(tmp_path, whole, name, key, value):
-    row = json.loads(lines_of(whole / name)[0]) | {key: value}
+    row = json.loads(without_checksums(lines_of(whole / name)[0])) | {key: value}
     (tmp_path / name).write_text(json.dumps(row) + "\n")
     with pytest.raises(fedmom.FedMomError, match=f"line 1 cannot be used: its {key} is "):
         RunFolder(tmp_path).rows(name)
 
 
 def test_metrics_of_a_method_are_read_if_they_are_numbers(tmp_path, whole):
-    row = json.loads(lines_of(whole / "rounds.jsonl")[0])
+    row = json.loads(without_checksums(lines_of(whole / "rounds.jsonl")[0]))
     (tmp_path / "rounds.jsonl").write_text(json.dumps(row | {"metrics": {"a/b": 1.5}}) + "\n")
     (found,) = RunFolder(tmp_path).rows("rounds.jsonl")
     assert found["metrics"] == {"a/b": 1.5}
@@ -166,7 +171,10 @@ def test_a_last_line_without_its_end_is_whole(folder, whole):
 def test_rounds_are_one_after_another(folder, change, says):
     lines = lines_of(folder / "rounds.jsonl")
     at = 2 if change == "twice" else 3
-    (folder / "rounds.jsonl").write_bytes(b"".join(lines[:2] + lines[at - (change == "twice") :]))
+    content = b"".join(lines[:2] + lines[at - (change == "twice") :])
+    (folder / "rounds.jsonl").write_bytes(content)
+    assert "line 3 has changed, or a line before it is missing" in refusal(folder)
+    (folder / "rounds.jsonl").write_bytes(without_checksums(content))
     assert f"line 3 {says}; it must be of round 3" in refusal(folder)
 
 
@@ -317,3 +325,36 @@ def test_fewer_rounds_than_are_done_are_refused(folder):
     edit_config(folder, "rounds = 12", "rounds = 2")
     assert "rounds was 12 and is 2" in refusal(folder)
     assert "is of round 6, but config.toml has rounds = 2" in refusal(folder, accept_changes=True)
+
+
+def test_a_log_without_checksums_is_read_and_resumed(folder, whole):
+    """As an earlier version wrote it. The checksums of new lines hold for the old ones, too."""
+    for name in LOGS:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(without_checksums(content))
+    assert results.read(folder).status == "unfinished"
+    resume(folder)
+    assert_as_never_stopped(folder, whole)
+    log = folder / "rounds.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"bytes_up": ', b'"bytes_up": 1', 1))
+    with pytest.raises(FedMomError, match=r"rounds\.jsonl, line \d+ has changed"):
+        results.read(folder)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_changed_number_is_named_by_file_and_line(folder, name):
+    lines = lines_of(folder / name)
+    key = b'"seconds": ' if name == "rounds.jsonl" else b'"loss": '
+    lines[2] = lines[2].replace(key, key + b"1")
+    (folder / name).write_bytes(b"".join(lines))
+    for look in (results.read, fedmom.load, run_page.live_view, resume):
+        with pytest.raises(FedMomError, match=f"{name}, line 3 has changed"):
+            look(folder)
+
+
+def test_a_line_that_lost_its_checksum_is_noticed(folder):
+    lines = lines_of(folder / "rounds.jsonl")
+    lines[2] = without_checksums(lines[2])
+    (folder / "rounds.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(FedMomError, match=r"line 3 has no checksum"):
+        results.read(folder)

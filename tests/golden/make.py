@@ -78,6 +78,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     }
     for row in rows["rounds"]:
         del row["seconds"]
+        row.pop("crc32", None)  # earlier versions wrote none
     found = {
         "config": tomllib.loads((folder / "config.toml").read_text()),
         "checkpoint": pointer,

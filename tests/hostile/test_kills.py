@@ -53,7 +53,7 @@ def left(folder):
     for file in sorted(folder.rglob("*")):
         if file.suffix == ".jsonl":
             rows = [json.loads(line) for line in file.read_text().splitlines()]
-            found[str(file.relative_to(folder))] = [{**r, "seconds": 0} for r in rows]
+            found[str(file.relative_to(folder))] = [{**r, "seconds": 0, "crc32": 0} for r in rows]
         elif file.suffix in (".safetensors", ".bin"):
             found[str(file.relative_to(folder).parent), file.suffix, file.stem[:2]] = (
                 file.read_bytes()

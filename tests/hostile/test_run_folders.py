@@ -5,12 +5,13 @@ import shutil
 import numpy as np
 import pytest
 
+import fedmom
 from fedmom.cli import main as front
 from fedmom.experiments import results
 from fedmom.reports import run_page
 from fedmom.reports.html import render
 from tests.golden.test_folders import FOLDERS
-from tests.hostile.mutation import contents, sentence, spoiled
+from tests.hostile.mutation import contents, mutated, sentence, spoiled
 
 KINDS = ("run", "run_finished", "compare", "sweep_finished")
 
@@ -54,6 +55,25 @@ def examine(kind, tmp_path, count, seed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_folders_are_resumed_or_refused(kind, tmp_path):
     assert examine(kind, tmp_path, 15, seed=0) < 15
+
+
+def test_every_damaged_log_is_noticed(tmp_path):
+    """A log is refused by name, or says what it said."""
+    task = {"clients_per_round": 2, "lr": 0.01, "progress": False}
+    folder = tmp_path / "run"
+    whole = fedmom.run("synthetic:clients=4", out=folder, rounds=6, eval_every=2, **task).result
+    for name in ("rounds.jsonl", "evals.jsonl"):
+        content = (folder / name).read_bytes()
+        for case in range(400):
+            changed = mutated(content, np.random.default_rng([7, case]))
+            (folder / name).write_bytes(changed)
+            refusal = sentence(results.read, folder)
+            if refusal is None:
+                found = results.read(folder)
+                assert (found.evals, found.rounds) == (whole.evals, whole.rounds), (case, changed)
+            else:
+                assert str(folder / name) in refusal, (case, refusal)
+        (folder / name).write_bytes(content)
 
 
 @pytest.mark.slow

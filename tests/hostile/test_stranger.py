@@ -23,8 +23,8 @@ if os.name != "posix":
 SECRET = "VeryPrivate"
 # Of every kind of folder, there or not: FedMom reads or writes a file of this name.
 OF_RUN = (
-    *("config.toml", "versions.json", "started.json", "rounds.jsonl", "evals.jsonl", ".lock"),
-    *("stopped.json", "diverged.json", "theory.json", "changes.jsonl", "rounds.jsonl.cut"),
+    *("config.toml", "versions.json", "started.json", "schema.json", "rounds.jsonl", "evals.jsonl"),
+    *("stopped.json", "diverged.json", "theory.json", "changes.jsonl", "rounds.jsonl.cut", ".lock"),
     *("devices.json", "devices.jsonl", "creation.json", "report.html", "tensorboard", "export"),
     *("checkpoint/checkpoint.json", "checkpoint/previous.json", "checkpoint/tensors", "checkpoint"),
 )

@@ -1,6 +1,7 @@
 """`fedmom watch` under connections that never ask: few threads, and the page stays there."""
 
 import http.client
+import math
 import socket
 import threading
 import time
@@ -106,6 +107,36 @@ def test_where_all_are_being_answered_more_are_turned_away():
         for pair in pairs:
             for each in pair:
                 each.close()
+
+
+LARGE = bytes(2**25)  # more than systems take before it is read
+
+
+def test_those_who_do_not_read_keep_nobody_out(server, monkeypatch):
+    """More than there is room for ask for the page, and take none of it."""
+    monkeypatch.setattr(server, "page", lambda: LARGE)
+    request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
+    sockets = half_open(server, live.MOST + 8, request)
+    try:
+        until(lambda: len(server.connections) == live.MOST)
+        until(lambda: not any(map(math.isinf, server.connections._deadlines.values())))
+        began = time.monotonic()
+        for _ in range(3):
+            assert ask(server)[0] == 200
+        assert time.monotonic() - began < 5
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def test_who_does_not_read_is_cut_off(server, monkeypatch):
+    monkeypatch.setattr(live, "SECONDS_TO_TAKE", 0.2)
+    monkeypatch.setattr(server, "page", lambda: LARGE)
+    request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
+    (silent,) = half_open(server, 1, request)
+    with silent:
+        until(lambda: len(server.connections) == 1)
+        until(lambda: len(server.connections) == 0, seconds=15)
 
 
 def test_two_hosts_are_refused(server):

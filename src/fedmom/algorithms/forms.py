@@ -4,9 +4,41 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
+
+
+def check_kept(before: Any, after: Any, what: str) -> None:
+    """Refuse states that change their form: a checkpoint of them would fit no run.
+
+    Args:
+        before: The states as they begin.
+        after: The states as they are returned.
+        what: What returns them, to begin the message with.
+
+    Examples:
+        >>> check_kept({"n": np.int32(0)}, {"n": np.float32(1)}, "A step")
+        Traceback (most recent call last):
+        fedmom.core.errors.FedMomError: A step turns ['n'] from int32 of shape () into float32 of \
+shape (). It must return states of the form that init returns.
+    """
+    forms: list[dict[str, str]] = [
+        {
+            jax.tree_util.keystr(path): f"{jnp.result_type(leaf)} of shape {jnp.shape(leaf)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (before, after)
+    ]
+    for name in forms[0] | forms[1]:
+        one, other = (form.get(name, "nothing") for form in forms)
+        if one != other:
+            raise FedMomError(
+                f"{what} turns {name} from {one} into {other}. It must return states of the form"
+                " that init returns."
+            )
 
 
 class Form(NamedTuple):

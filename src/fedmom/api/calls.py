@@ -12,7 +12,14 @@ from fedmom.api.runs import Run, Runs, write_report
 from fedmom.core.arguments import checked
 from fedmom.core.compilation import keep_programs
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import free_folder, inner_folder, removed_if_refused, slug
+from fedmom.core.files import (
+    claimed,
+    free_folder,
+    inner_folder,
+    removed_if_refused,
+    slug,
+    user_place,
+)
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import collection, object_names, results, run_lists
 from fedmom.experiments import settings as schema
@@ -227,7 +234,7 @@ def resume(
         >>> run.status, fedmom.resume(folder, progress=False).status
         ('stopped', 'finished')
     """
-    found = opened(Path(folder), given)
+    found = opened(user_place(folder, "folder"), given)
     return found.resume(
         progress=progress, callbacks=callbacks, accept_changes=accept_changes, runtime=runtime
     )
@@ -257,7 +264,7 @@ def load(folder: Place, **given: Any) -> Run | Runs:
         >>> fedmom.load(folder).result.done
         2
     """
-    found = opened(Path(folder), given)
+    found = opened(user_place(folder, "folder"), given)
     for run in found.values() if isinstance(found, Runs) else [found]:
         run.result  # noqa: B018  # read now, so that what is damaged is refused here
     return found
@@ -287,11 +294,13 @@ def report(
         >>> fedmom.report(first, f"{folder}/page.html").name
         'page.html'
     """
-    several = runs if isinstance(runs, list | tuple) else [runs]
+    several: Sequence[Any] = runs if isinstance(runs, list | tuple) else [runs]
     if not several:
         raise FedMomError("There is no run to report on. Give one, or its folder.")
-    places = [each.path if isinstance(each, Run | Runs) else Path(str(each)) for each in several]
-    return write_report(places, Path(out), target)
+    places = [
+        each.path if isinstance(each, Run | Runs) else user_place(each, "runs") for each in several
+    ]
+    return write_report(places, user_place(out, "out"), target)
 
 
 @contextlib.contextmanager
@@ -299,12 +308,13 @@ def new_run(values: Mapping[str, Any], out: Place | None, overwrite: bool = Fals
     """Make the folder of a run, and remove it again if the run is refused before it begins."""
     experiment = prepare(schema.parse(values))
     config = experiment.config
-    folder = Path(out) if out else free_folder(f"{config.data}-{config.algorithm}")
+    folder = user_place(out, "out") if out else free_folder(f"{config.data}-{config.algorithm}")
     if overwrite:
         collection.remove(folder)
-    created = RunFolder.create(folder, config)
-    with removed_if_refused(created.remove_untouched):
-        yield Run(folder, lambda: experiment)
+    with claimed(folder, RunFolder.check_free):
+        created = RunFolder.create(folder, config)
+        with removed_if_refused(created.remove_untouched):
+            yield Run(folder, lambda: experiment)
 
 
 @contextlib.contextmanager
@@ -312,9 +322,11 @@ def new_runs(
     configs: Mapping[str, RunConfig], list_name: str, out: Place | None, overwrite: bool = False
 ) -> Iterator[Runs]:
     """Make the folder of a comparison or sweep, as ``new_run`` does that of a run."""
-    folder = Path(out) if out else free_folder(list_name.removesuffix(".json"))
-    made = collection.create(folder, configs, list_name, overwrite=overwrite)
-    with removed_if_refused(partial(collection.remove_untouched, folder, made, list_name)):
+    folder = user_place(out, "out") if out else free_folder(list_name.removesuffix(".json"))
+    with contextlib.ExitStack() as held:
+        made = collection.create(folder, configs, list_name, overwrite=overwrite, held=held)
+        remove = partial(collection.remove_untouched, folder, made, list_name)
+        held.enter_context(removed_if_refused(remove))
         yield Runs(
             folder, {name: Run(folder / name, partial(made.__getitem__, name)) for name in made}
         )

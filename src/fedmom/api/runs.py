@@ -15,7 +15,7 @@ from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import inner_folder
+from fedmom.core.files import inner_folder, user_place
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.core.validation import Between, Seed
 from fedmom.data.given import conformed
@@ -90,7 +90,9 @@ class _Results:
         Returns:
             The page's file.
         """
-        return write_report([self.path], Path(out) if out else self.path / "report.html")
+        return write_report(
+            [self.path], user_place(out, "out") if out else self.path / "report.html"
+        )
 
     def _repr_html_(self) -> str:
         groups = as_groups(self._by_name())
@@ -236,7 +238,7 @@ class Run(_Results):
         Returns:
             The folder.
         """
-        path = Path(folder) if folder else inner_folder(self.path / "export")
+        path = user_place(folder, "folder") if folder else inner_folder(self.path / "export")
         trained_model.write_files(self, path, onnx_batch)
         return path
 

@@ -3,18 +3,30 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import user_place
 
 if TYPE_CHECKING:
     from fedmom.experiments.results import Result
 
-FOLDER = click.Path(path_type=Path)
+
+class _Place(click.ParamType):  # type: ignore[type-arg]
+    """A path, with ~ filled in: in --out=~/runs, the shell leaves it as it is."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        del ctx
+        return user_place(value, param.get_error_hint(None).strip("'") if param else "path")
+
+
+FOLDER = _Place()
 OUT = Console(soft_wrap=True, markup=False, emoji=False)
 ERR = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 

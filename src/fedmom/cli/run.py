@@ -14,12 +14,11 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.experiments import results, run_lists
 from fedmom.experiments.folder import RunFolder
-from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS
+from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS, MOST_SEEDS
 
 if TYPE_CHECKING:
     from fedmom.api.runs import Run, Runs
 
-MOST_SEEDS = 10_000
 OVERWRITE = click.option(
     "--overwrite", is_flag=True, help="Remove the runs that --out holds, and nothing else."
 )

@@ -100,6 +100,7 @@ def main() -> None:
     signals = Signals()
     try:
         signals.install()
+        open_closed_streams()
         accept_all_letters(sys.stdout)
         _run()
         sys.stdout.flush()
@@ -119,6 +120,20 @@ def _run() -> None:
     from fedmom.cli.main import cli
 
     cli(standalone_mode=False)
+
+
+def open_closed_streams() -> None:
+    """Let standard streams that the caller has closed (``>&-``) lead nowhere.
+
+    Otherwise the next file that is opened would be one of them, and take what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the first free number, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "r" if name == "stdin" else "w", closefd=False))
 
 
 def accept_all_letters(stream: Any) -> None:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder
 
 SECONDS_WORTH_KEEPING = 0.1
+_home: int | None = None  # the process that has computed first
 
 
 def prepare_process() -> None:
@@ -44,9 +46,21 @@ def kept_in(folder: Path) -> dict[str, str]:
 
 
 def keep_programs() -> None:
-    """Keep compiled programs on disk, unless the user has told JAX what to do with them."""
+    """Keep compiled programs on disk, unless the user has told JAX what to do with them.
+
+    Raises:
+        FedMomError: This process was forked from one that had been here, where JAX would hang.
+    """
     import jax
 
+    global _home
+    if _home is None:
+        _home = os.getpid()
+    if _home != os.getpid():
+        raise FedMomError(
+            "This process was forked from one that had used JAX, whose threads it lacks, so that it"
+            ' would hang. Start it with multiprocessing\'s start method "spawn".'
+        )
     options: Any = jax.config
     if options.jax_compilation_cache_dir is None and options.jax_enable_compilation_cache:
         options.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))

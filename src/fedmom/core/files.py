@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -20,6 +21,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 
 LOCK = ".lock"
+_THREAD = threading.local()
 LINES_IN_MEMORY = 8  # bytes for one in the file, once they are Python objects
 LARGEST = 2**24  # bytes of a file of facts, or of a line of a log: FedMom writes no larger ones
 # Windows has none of the last three; there, what a path is was looked at just before.
@@ -48,7 +50,7 @@ def open_file(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
         FedMomError: It is a link, a pipe, a device or a folder.
     """
     flags = os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    with naming(path):
+    with naming(path, missing_ok=mode == "rb"):
         _check_place(path)
         file = os.fdopen(os.open(path, flags | SAFELY, 0o666), mode)
     try:
@@ -152,14 +154,13 @@ def remove_abandoned(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path, instead: Path | None = None) -> Iterator[None]:
+def naming(path: Path, instead: Path | None = None, *, missing_ok: bool = False) -> Iterator[None]:
     """Make a sentence of the system's refusals, with the path: a full disk names none.
-
-    That there is no such file stays what it is, for the caller to decide.
 
     Args:
         path: The path.
         instead: A path that the user does not know, and that is replaced.
+        missing_ok: Let ``FileNotFoundError`` pass, for the caller to decide.
 
     Examples:
         >>> with naming(Path("log.txt")):
@@ -170,9 +171,9 @@ resume.
     """
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if missing_ok and isinstance(error, FileNotFoundError):
+            raise
         known = error.filename not in (None, instead and str(instead))
         raise FedMomError(of_system(error, None if known else path)) from error
 
@@ -209,6 +210,12 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, or a link, if it is there."""
+    with naming(path):
+        path.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Make sure that what was appended to a file has reached the disk."""
     with contextlib.suppress(FileNotFoundError), open_file(path) as file, naming(path):
@@ -235,10 +242,17 @@ def _write_synced(file: BinaryIO, content: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a folder. The lock ends with the process, however it ends."""
+    """Keep other processes and threads out of a folder, until the process or the block ends."""
     from filelock import FileLock, Timeout
 
-    path = folder / LOCK
+    path, place, mine = folder / LOCK, folder.resolve(), _claims()
+    if place in mine:  # it is locked, for this
+        mine.remove(place)
+        try:
+            yield
+        finally:
+            mine.add(place)
+        return
     with naming(path):
         _check_place(path)
         try:
@@ -249,13 +263,42 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def user_path(text: str, what: str) -> Path:
+@contextlib.contextmanager
+def claimed(folder: Path, check: Callable[[Path], None]) -> Iterator[None]:
+    """Make a folder and lock it: of all who start in it at the same time, one has it.
+
+    The thread that has it may lock it once more.
+
+    Args:
+        folder: The folder.
+        check: Refuses a folder that is in use.
+    """
+    check(folder)
+    make_folder(folder)
+    with locked(folder):
+        check(folder)  # again: another may have come first
+        mine, place = _claims(), folder.resolve()
+        mine.add(place)
+        try:
+            yield
+        finally:
+            mine.discard(place)
+
+
+def _claims() -> set[Path]:
+    """Return the folders that this thread has claimed."""
+    found: set[Path] = _THREAD.__dict__.setdefault("claims", set())
+    return found
+
+
+def user_path(given: str | Path, what: str) -> Path:
     """Return the path that a user has written, with ~ filled in.
 
     Args:
-        text: What was written.
+        given: What was written.
         what: Where, such as "--data", for the message.
     """
+    text = str(given)
     if "\0" in text:
         raise FedMomError(f"{what} {text!r} is not a path: it contains a null character.")
     try:
@@ -270,6 +313,14 @@ def user_path(text: str, what: str) -> Path:
         raise FedMomError(
             f"{what} {text!r}: there is no such user on this machine. Write the path without ~."
         ) from None
+
+
+def user_place(given: str | Path, what: str) -> Path:
+    """Return a path as ``user_path``; refuse one that is too long, or that may not be looked at."""
+    path = user_path(given, what)
+    with naming(path):
+        path.exists()
+    return path
 
 
 def cache_folder() -> Path:
@@ -312,6 +363,6 @@ def removed_if_refused(remove: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        with contextlib.suppress(OSError):  # what went wrong first is what to tell
+        with contextlib.suppress(OSError, FedMomError):  # what went wrong first is what to tell
             remove()
         raise

@@ -15,7 +15,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,13 @@ from pydantic import TypeAdapter
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import (
+    LARGEST,
     inner_folder,
     make_folder,
+    open_file,
     parse_json,
     read_file,
+    remove_file,
     temporary_name,
     write_atomic,
 )
@@ -89,9 +93,29 @@ def save(folder: Path, checkpoint: Checkpoint, lines: Mapping[str, int] | None =
         )
     kept = {pointer.tensors, _keep_previous(folder, pointer)}
     write_atomic(folder / NEWEST, pointer.json())
-    for old in folder.glob("*.safetensors"):
-        if old.name not in kept:
-            old.unlink()
+    for old in _files(folder):
+        if old.name not in kept and _has(old, named_leaves(checkpoint.state)):
+            remove_file(old)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of tensors in the folder of checkpoints, by their names."""
+    files = folder.glob("round-*.safetensors")
+    return [f for f in files if re.fullmatch(r"round-\d{8,}", f.stem) and f.is_file()]
+
+
+def _has(file: Path, tensors: Iterable[str]) -> bool:
+    """Return whether a file's header names these tensors: a user's own file does not."""
+    with contextlib.suppress(ValueError), open_file(file) as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        return size < LARGEST and set(tensors) <= set(parse_json(opened.read(size)))
+    return False
+
+
+def put_aside(folder: Path) -> None:
+    """Rename the tensors of a run that lost what points to them: it starts again."""
+    for old in _files(folder):
+        old.rename(_free(old))
 
 
 def _keep_previous(folder: Path, new: Pointer) -> str:
@@ -281,18 +305,29 @@ def _check_place(
         raise FedMomError(
             f"{file} is of round {pointer.round}, but config.toml has rounds = {last_round}"
         )
+    check_lines(path, pointer, {name: len(log.rows) for name, log in read.items()})
+
+
+def check_lines(path: Path, pointer: Pointer, found: Mapping[str, int]) -> None:
+    """Refuse logs that have fewer lines than when the checkpoint was written.
+
+    Args:
+        path: The run's folder.
+        pointer: The checkpoint.
+        found: How many lines each log has, by its name.
+    """
     needed = {ROUNDS: pointer.round, **(pointer.lines or {})}
     for name, lines in needed.items():
-        if name in read and len(read[name].rows) < lines:
+        if name in found and found[name] < lines:
             raise FedMomError(
-                f"{path / name} has {len(read[name].rows)} whole lines, fewer than the {lines} of"
+                f"{path / name} has {found[name]} whole lines, fewer than the {lines} of"
                 f" its checkpoint of round {pointer.round}"
             )
 
 
 def _put_newest_aside(folder: Path, used: Pointer) -> None:
     """Let ``checkpoint.json`` point to what is used; keep what it was, and its tensors."""
-    for old in folder.glob("*.safetensors"):
+    for old in _files(folder):
         if old.name != used.tensors:
             old.rename(_free(old))
     if (folder / NEWEST).exists():

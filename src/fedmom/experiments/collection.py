@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,64 +15,87 @@ from typing import Any
 from fedmom import data as datasets
 from fedmom import runtimes
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import locked, write_atomic
+from fedmom.core.files import (
+    LOCK,
+    claimed,
+    inner_folder,
+    locked,
+    remove_file,
+    temporary_name,
+    write_atomic,
+)
+from fedmom.core.progress import track
 from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.execute import execute
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Event, Observer, Observers
+from fedmom.experiments.ours import foreign, foreign_to_new
 from fedmom.experiments.results import LISTS, Result, read_names
 from fedmom.experiments.settings import RunConfig
 
 Outcome = Result | FedMomError
 Ended = Callable[[Path, Outcome], None]
 JOURNAL = "creation.json"  # earlier versions': what the folder was to hold, while it was made
-# All that FedMom may have written into a folder: what holds anything else is not overwritten.
-OURS = (
-    JOURNAL,
-    *("config.toml", "versions.json", "started.json", "schema.json", "changes.jsonl"),
-    *(
-        "rounds.jsonl*",
-        "evals.jsonl*",
-        "stopped.json",
-        "diverged.json",
-        "theory.json",
-        "devices.json*",
-    ),
-    *("checkpoint", "tensorboard", "export", "predictions.csv", ".lock", ".*.tmp"),
-    *("compare.*", "sweep.*", "report*.html", "report*.png", "report*.svg", "report*.pdf"),
-)
 
 
 def create(
-    folder: Path, configs: Mapping[str, RunConfig], list_name: str, *, overwrite: bool = False
+    folder: Path,
+    configs: Mapping[str, RunConfig],
+    list_name: str,
+    *,
+    overwrite: bool = False,
+    held: contextlib.ExitStack | None = None,
 ) -> dict[str, Experiment]:
     """Make the folder of a comparison or sweep, with a folder for every run of it.
 
     The list of the runs, ``list_name``, is written last. Killed before, the same call can be made
     again.
 
+    Args:
+        folder: The folder.
+        configs: The settings of the runs, by their names.
+        list_name: The name of the list.
+        overwrite: Remove the runs that the folder holds.
+        held: Keeps the folder locked; by default it is locked only while it is made.
+
     Returns:
         The experiments, by name.
     """
     refuse_journal(folder)
-    if not overwrite and any(os.path.lexists(folder / name) for name in LISTS):
+    if not overwrite:
+        _check_free(folder)
+    load = cache(datasets.load)
+    shown = partial(track, total=len(configs))
+    experiments = {
+        name: prepare(config, load(config.data))
+        for name, config in shown(configs.items(), "Settings of runs")
+    }
+    if overwrite:
+        remove(folder)
+    with contextlib.ExitStack() as stack:
+        (held or stack).enter_context(claimed(folder, _check_free))
+        for run in _left_over(folder):
+            run.remove_untouched()
+        for name, experiment in shown(experiments.items(), "Folders of runs"):
+            RunFolder.create(folder / name, experiment.config)
+        write_atomic(folder / list_name, json.dumps(list(experiments)).encode())
+    return experiments
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a place where new runs cannot be; what a kill has left of such runs may be there."""
+    if any(os.path.lexists(folder / name) for name in LISTS):
         raise FedMomError(
             f"{folder} already holds runs. Resume them (fedmom resume {folder}), overwrite them"
             " (--overwrite; overwrite=True in Python), or choose another --out."
         )
-    load = cache(datasets.load)
-    experiments = {name: prepare(config, load(config.data)) for name, config in configs.items()}
-    if overwrite:
-        remove(folder)
-    for name in experiments:
-        if (folder / name / "config.toml").exists():  # left by a kill
-            RunFolder(folder / name).remove_untouched()
-        RunFolder.check_free(folder / name)
-    RunFolder.check_free(folder)
-    for name, experiment in experiments.items():
-        RunFolder.create(folder / name, experiment.config)
-    write_atomic(folder / list_name, json.dumps(list(experiments)).encode())
-    return experiments
+    RunFolder.check_free(folder, [run.path for run in _left_over(folder)])
+
+
+def _left_over(folder: Path) -> list[RunFolder]:
+    """Return the runs in a folder that was being made when a kill came."""
+    folders = (path for path in folder.glob("*") if path.is_dir() and not path.is_symlink())
+    return [run for run in map(RunFolder, folders) if run.is_left_over()]
 
 
 def refuse_journal(folder: Path) -> None:
@@ -90,31 +112,31 @@ def remove_untouched(folder: Path, names: Iterable[str], list_name: str) -> None
     """Remove the folder of runs that were refused before any of them began."""
     runs = [RunFolder(folder / name) for name in names]
     if all(run.is_untouched() for run in runs):
-        (folder / list_name).unlink(missing_ok=True)
+        remove_file(folder / list_name)
         for run in runs:
             run.remove_untouched()
+        remove_file(folder / LOCK)
         with contextlib.suppress(OSError):  # it has other files
             folder.rmdir()
 
 
 def remove(folder: Path) -> None:
     """Remove the folder of a run, comparison or sweep; refuse one that holds anything else."""
-    if not folder.is_dir():
+    if not folder.is_dir() or not any(folder.iterdir()):
         return
     runs = _runs_in(folder)
-    found = [path for place in dict.fromkeys([folder, *runs]) for path in place.iterdir()]
-    ours = [path for path in found if any(fnmatch(path.name, name) for name in OURS)]
-    foreign = [path for path in found if path not in runs and not (runs and path in ours)]
-    if foreign or folder.is_symlink():
-        what = "it is a link" if folder.is_symlink() else f"{foreign[0]} is not part of a run"
+    strange = foreign(folder, runs) if runs else foreign_to_new(folder)
+    if strange or folder.is_symlink():
+        what = "it is a link" if folder.is_symlink() else f"{strange} is not part of a run"
         raise FedMomError(f"{folder} is not overwritten: {what}. Choose another --out.")
-    for run in runs:
-        with locked(run):
-            pass  # no other process is at work in it
-    # Renamed first: a kill leaves the whole folder, or none of this name.
-    aside = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.rmtree(folder.rename(aside))
+    with contextlib.ExitStack() as stack:
+        for place in dict.fromkeys([folder, *runs]):
+            stack.enter_context(locked(place))  # nobody else is at work in it
+        if os.name == "nt":  # where a folder with open files has to stay
+            stack.close()
+        # Renamed first: a kill leaves the whole folder, or none of this name.
+        aside = folder.rename(temporary_name(folder))
+    shutil.rmtree(aside)
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -122,8 +144,8 @@ def _runs_in(folder: Path) -> list[Path]:
     if _is_run(folder):
         return [folder]
     lists = [folder / name for name in LISTS if os.path.lexists(folder / name)]
-    listed = [folder / name for file in lists for name in read_names(file)]
-    begun = [run for run in folder.iterdir() if RunFolder(run).is_untouched()]  # then killed
+    listed = [inner_folder(folder / name) for file in lists for name in read_names(file)]
+    begun = [run.path for run in _left_over(folder)]
     return [run for run in (listed if lists else begun) if _is_run(run)]
 
 

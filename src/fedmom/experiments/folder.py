@@ -6,30 +6,35 @@ import json
 import os
 import platform
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import (
+    LOCK,
     append,
+    claimed,
     inner_folder,
-    make_folder,
+    locked,
     parse_json,
     read_file,
     remove_abandoned,
+    remove_file,
     sync,
     write_atomic,
 )
 from fedmom.core.types import Say
 from fedmom.experiments import checkpoints, logs, provenance, settings
-from fedmom.experiments.checkpoints import FOLDER, NEWEST, Checkpoint, FoundCheckpoint
+from fedmom.experiments.checkpoints import FOLDER, NEWEST, Checkpoint, FoundCheckpoint, Pointer
 from fedmom.experiments.logs import EVALS, ROUNDS, LogRows
+from fedmom.experiments.ours import foreign_to_new
 from fedmom.experiments.settings import RunConfig
 
 STOPPED, DIVERGED_BEFORE = "stopped.json", "diverged.json"  # the second: earlier versions'
 # All that a folder may have before its run has begun.
 RECORDS = (provenance.STARTED, provenance.SCHEMA)
-UNTOUCHED = ("config.toml", "versions.json", *RECORDS, ROUNDS, EVALS, ".lock")
+UNTOUCHED = ("config.toml", "versions.json", *RECORDS, ROUNDS, EVALS, LOCK)
 
 
 class RunFolder:
@@ -38,19 +43,19 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._evaluated: list[int] | None = None  # the round of every line, once it is known
+        self._checksums: dict[str, int] = {}  # of the logs, once they are known
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run; one that holds a run already is refused."""
-        cls.check_free(path)
-        make_folder(path)
-        write_atomic(path / "versions.json", json.dumps(versions(), indent=2).encode())
-        write_atomic(path / "config.toml", config.toml().encode())
+        with claimed(path, cls.check_free):
+            write_atomic(path / "config.toml", config.toml().encode())
+            cls(path)._write_versions()
         return cls(path)
 
     @staticmethod
-    def check_free(path: Path) -> None:
-        """Refuse a place where a new run cannot be."""
+    def check_free(path: Path, besides: Sequence[Path] = ()) -> None:
+        """Refuse a place where a new run cannot be; ``besides`` may be there."""
         if os.path.lexists(path / "config.toml"):
             raise FedMomError(
                 f"{path} already holds a run. Resume it (fedmom resume {path}), overwrite it"
@@ -58,6 +63,10 @@ class RunFolder:
             )
         if path.exists() and not path.is_dir():
             raise FedMomError(f"{path} is a file. Choose another --out.")
+        if found := foreign_to_new(path, besides):
+            raise FedMomError(
+                f"{path} is not empty: it holds {found.name}. Give a new or empty folder as --out."
+            )
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -72,15 +81,28 @@ class RunFolder:
 
     def is_untouched(self) -> bool:
         """Return whether nothing has been computed: no checkpoint, no line in a log."""
-        return self.is_new() and not any(f.stat().st_size for f in self.path.glob("*.jsonl"))
+        return self.is_new() and not any(f.lstat().st_size for f in self.path.glob("*.jsonl"))
+
+    def is_left_over(self) -> bool:
+        """Return whether a kill has left this while the folder was made: nothing but settings."""
+        with contextlib.suppress(FileNotFoundError, FedMomError):
+            names = {file.name for file in self.path.iterdir() if not file.name.endswith(".tmp")}
+            if names == {LOCK}:
+                return True
+            as_written = read_file(self.path / "config.toml") == self.settings().toml().encode()
+            return as_written and names <= {*UNTOUCHED} and self.is_untouched()
+        return False
 
     def remove_untouched(self) -> None:
         """Remove the folder, if its run was refused before it began: the name is free again."""
-        if self.is_untouched():
+        with locked(self.path):
+            if not self.is_untouched():
+                return
+            remove_abandoned(self.path)
             for name in UNTOUCHED:
-                (self.path / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it has other files
-                self.path.rmdir()
+                remove_file(self.path / name)
+        with contextlib.suppress(OSError):  # it has other files
+            self.path.rmdir()
 
     def settings(self) -> RunConfig:
         """Return the run's settings."""
@@ -99,7 +121,11 @@ class RunFolder:
 
     def append(self, name: str, rows: LogRows) -> None:
         """Add lines to a log."""
-        append(self.path / name, "".join(logs.line(row) for row in rows).encode())
+        if name not in self._checksums:
+            self._checksums[name] = logs.read(self.path / name).checksum
+        content, checksum = logs.packed(rows, self._checksums[name])
+        append(self.path / name, content)
+        self._checksums[name] = checksum
         if name == EVALS and self._evaluated is not None:
             self._evaluated += [row["round"] for row in rows]
 
@@ -127,11 +153,16 @@ class RunFolder:
         except FedMomError as error:
             raise FedMomError(f"{error}. `fedmom resume {self.path}` may mend it.") from None
 
+    def pointer(self) -> Pointer | None:
+        """Return what names the newest checkpoint; None without one that is to be trusted."""
+        with contextlib.suppress(FileNotFoundError, FedMomError):
+            return checkpoints.read_pointer(inner_folder(self.path / FOLDER) / NEWEST)
+        return None
+
     def saved_round(self) -> int | None:
         """Return the round of the newest checkpoint; None without one that is to be trusted."""
-        with contextlib.suppress(FileNotFoundError, FedMomError):
-            return checkpoints.read_pointer(inner_folder(self.path / FOLDER) / NEWEST).round
-        return None
+        found = self.pointer()
+        return None if found is None else found.round
 
     def begin_anew(self, say: Say) -> None:
         """Empty the logs of a run without a checkpoint; a copy of them is kept."""
@@ -141,6 +172,9 @@ class RunFolder:
                 f"{self.path} has no checkpoint, so the run starts again. What {ROUNDS} had is in"
                 f" {ROUNDS}{logs.CUT}."
             )
+        checkpoints.put_aside(inner_folder(self.path / FOLDER))
+        if not self.versions():  # a kill came before
+            self._write_versions()
         self._evaluated = []
         self._tidy()
 
@@ -152,6 +186,7 @@ class RunFolder:
         return rounds, evals
 
     def _tidy(self) -> None:
+        self._checksums.clear()
         self.forget_stop()
         for folder in (self.path, inner_folder(self.path / FOLDER)):
             remove_abandoned(folder)
@@ -171,7 +206,10 @@ class RunFolder:
     def forget_stop(self) -> None:
         """Forget that the run had stopped: it is tried again."""
         for name in (STOPPED, DIVERGED_BEFORE):
-            (self.path / name).unlink(missing_ok=True)
+            remove_file(self.path / name)
+
+    def _write_versions(self) -> None:
+        write_atomic(self.path / "versions.json", json.dumps(versions(), indent=2).encode())
 
     def versions(self) -> dict[str, str]:
         """Return the versions that made the run, which a folder copied by hand may lack."""

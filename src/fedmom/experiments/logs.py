@@ -1,11 +1,15 @@
 """A run's logs: lines of JSON, read with care and never cut without a copy of what is cut.
 
+The last field of a line, ``crc32``, is the checksum of all lines up to it, without its own. So a
+number that was changed, and a line that is missing, are noticed. Earlier versions wrote none.
 Only the last line may be torn, by a kill while it was written. A log with a bad line elsewhere was
 damaged afterwards, and is refused.
 """
 
 import json
 import math
+import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +21,7 @@ from fedmom.core.types import LOWER_IS_BETTER, TAKEN, UNRANKED
 LogRows = list[dict[str, Any]]
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
 CUT = ".cut"  # after a log's name: the file of all that was ever cut from it
+CHECKSUM = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\Z')
 LARGEST = 2**63  # whole number: a larger one is nobody's count
 # What every line has, in earlier versions too: what reports count on. The rest are numbers.
 NEEDED = {
@@ -32,6 +37,22 @@ class Log(NamedTuple):
     rows: LogRows
     lines: list[bytes]
     torn: bytes
+    checksum: int  # of all lines
+
+
+def packed(rows: LogRows, checksum: int) -> tuple[bytes, int]:
+    r"""Return lines as they are added to a log, and its checksum with them.
+
+    Examples:
+        >>> packed([{"round": 1}], checksum=0)
+        (b'{"round": 1, "crc32": "d9f40321"}\n', 3656647457)
+    """
+    content = b""
+    for row in rows:
+        line = _json(row).encode()
+        checksum = zlib.crc32(line, checksum)
+        content += line[:-1] + f', "crc32": "{checksum:08x}"}}\n'.encode()
+    return content, checksum
 
 
 def read(path: Path) -> Log:
@@ -48,20 +69,31 @@ def read(path: Path) -> Log:
     """
     rows: LogRows = []
     lines: list[bytes] = []
+    checksum, is_checked = 0, False
     try:
         for number, line in enumerate(read_lines(path), 1):
+            content = line.removesuffix(b"\n")
+            written = CHECKSUM.search(content)
+            bare = content[: written.start()] + b"}" if written else content
+            after = zlib.crc32(bare, checksum)
             try:  # the last line may be complete, but for its end
-                rows.append(_row(path, number, line.removesuffix(b"\n")))
+                row = _row(path, number, bare)
+                if written and int(written[1], 16) != after:
+                    raise _bad(path, number, "has changed, or a line before it is missing")
+                if is_checked and not written:
+                    raise _bad(path, number, "has no checksum (crc32), as those before it have")
             except FedMomError:
                 if line.endswith(b"\n"):
                     raise
-                return Log(rows, lines, line)
-            lines.append(line.removesuffix(b"\n") + b"\n")
+                return Log(rows, lines, line, checksum)
+            rows.append(row)
+            lines.append(content + b"\n")
+            checksum, is_checked = after, bool(written)
     except FileNotFoundError:
         pass
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
-    return Log(rows, lines, b"")
+    return Log(rows, lines, b"", checksum)
 
 
 def cut_after(path: Path, log: Log, round_: int) -> LogRows:
@@ -97,10 +129,10 @@ def _keep_what_is_cut(path: Path, content: bytes) -> None:
         append_synced(path.with_name(path.name + CUT), content.removesuffix(b"\n") + b"\n")
 
 
-def line(row: Mapping[str, Any]) -> str:
-    """Return a line of a log; a metric that is NaN is null in JSON."""
+def _json(row: Mapping[str, Any]) -> str:
+    """Return a line of a log without its end; a metric that is NaN is null in JSON."""
     written = {k: None if v != v and k not in TAKEN else v for k, v in row.items()}  # NaN
-    return json.dumps(written, allow_nan=False) + "\n"
+    return json.dumps(written, allow_nan=False)
 
 
 def check_order(path: Path, log: Log) -> None:

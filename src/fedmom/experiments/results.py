@@ -16,6 +16,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, parse_json, read_file, slug
 from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
 from fedmom.experiments import run_labels
+from fedmom.experiments.checkpoints import check_lines
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.settings import RunConfig
@@ -247,7 +248,13 @@ class Group:
 def read(path: Path) -> Result:
     """Read the run in a folder."""
     folder = RunFolder.open(path)
+    pointer = folder.pointer()  # before the logs, which grow in the meantime
     evals, rounds = folder.rows(EVALS), folder.rows(ROUNDS)
+    if pointer is not None:
+        try:
+            check_lines(path, pointer, {EVALS: len(evals), ROUNDS: len(rounds)})
+        except FedMomError as error:
+            raise FedMomError(f"{error}. `fedmom resume {path}` runs these rounds again.") from None
     return Result(path, folder.settings(), evals, rounds, folder.versions(), *folder.stop())
 
 

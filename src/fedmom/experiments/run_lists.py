@@ -1,15 +1,19 @@
 """The runs that a comparison or a sweep consists of: their names and settings."""
 
 import itertools
-from collections.abc import Mapping
-from pathlib import Path
+import unicodedata
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.experiments import settings
+from fedmom.experiments.ours import is_ours
 from fedmom.experiments.settings import RunConfig, kebab
 
+NO_NAME_SIGNS = '/\\:*?"<>|'
+MOST_SEEDS = 10_000
+LONGEST_NAME = 200  # bytes: systems allow 255, and a file may have a longer name next to it
 ALGORITHMS = ("fedsgd", "fedavg", "fedmom")
 # What a comparison without options shows a newcomer: the paper's character model on short roles, in
 # minutes on a laptop, each algorithm at its own default lr. Everything else is the paper's setting
@@ -38,17 +42,16 @@ def of_comparison(
     """
     from fedmom.experiments.defaults import fitting  # loads JAX, which DEFAULTS need not
 
-    if seeds < 1:
-        raise FedMomError(f"--seeds {seeds} must be at least 1. Give 10, say.")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise FedMomError(f"--seeds {seeds} must be from 1 to {MOST_SEEDS:,}. Give 10, say.")
     found = {}
     for name, algorithm in algorithms.items():
-        if name != Path(name).name:
-            raise FedMomError(f"A run cannot be called {name!r}: its name is that of its folder.")
         own = fitting({**values, "algorithm": algorithm})
         first = settings.parse(own)
         for seed in range(first.seed, first.seed + seeds):
             run = name if seeds == 1 else f"{name}_seed{seed}"
             found[run] = settings.parse({**own, "seed": seed})
+    check_names(found)
     return found
 
 
@@ -73,7 +76,35 @@ def of_sweep(shared: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[s
         if name in configs:
             raise FedMomError(f"Two runs of the grid would be called {name}. Write values apart.")
         configs[name] = config
+    check_names(configs)
     return configs
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names of runs that cannot be names of folders next to each other, on any system."""
+    seen: dict[str, str] = {}
+    for name in names:
+        wrong = ""
+        if not name or not name.isprintable() or any(c in name for c in NO_NAME_SIGNS):
+            wrong = f"Use printable characters other than {NO_NAME_SIGNS}"
+        elif name[0] in ". " or name[-1] in ". ":
+            wrong = "It must not begin or end with a dot or a space"
+        elif len(name.encode()) > LONGEST_NAME:
+            wrong = f"It must have at most {LONGEST_NAME} bytes"
+        elif is_ours(name):
+            wrong = "FedMom has a file of this name there"
+        elif (other := seen.setdefault(_on_some_systems(name), name)) != name:
+            wrong = f"On some systems {other!r} is the same"
+        if wrong:
+            shown = repr(name) if len(name) <= LONGEST_NAME else f"{name[:40]!r}..."
+            raise FedMomError(
+                f"A run cannot be called {shown}: its name is that of its folder. {wrong}."
+            )
+
+
+def _on_some_systems(name: str) -> str:
+    """Return what a name is where letters may be of either case, and accents stored apart."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _check_grid(grid: Any) -> None:

@@ -1,7 +1,6 @@
 """A deployment's server: the SuperLink and its runs, watched and restarted, and the server app."""
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -15,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmom.core.compilation import prepare_process
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_file, write_atomic
+from fedmom.core.files import read_file, user_path, write_atomic
 from fedmom.core.registry import options
 from fedmom.core.types import Say
 from fedmom.experiments import settings
@@ -193,7 +192,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, or resume, the run that the app's settings describe."""
     prepare_process()
     values = dict(context.run_config)
-    out = Path(os.path.expanduser(str(values.pop(OUT, "runs/deployed"))))  # noqa: PTH111
+    out = user_path(str(values.pop(OUT, "runs/deployed")), OUT)
     result = train(grid, out, values)
     if result.error:
         raise result.error

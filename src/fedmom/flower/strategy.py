@@ -28,7 +28,7 @@ from fedmom.algorithms import schedules
 from fedmom.algorithms.rules import mean
 from fedmom.algorithms.server import fedavg, fedmom
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import make_folder, parse_json, read_file, write_atomic
+from fedmom.core.files import make_folder, parse_json, read_file, user_path, write_atomic
 from fedmom.core.types import Params, Weighting
 from fedmom.experiments.checkpoints import NEWEST, Checkpoint, load, read_pointer, save
 from fedmom.runtimes.devices import wire
@@ -99,7 +99,7 @@ class FedMom(Strategy):
         self.clients_per_round, self.min_available_nodes = clients_per_round, min_available_nodes
         self.weighting, self.least, self.seed, self.evaluate = weighting, least, seed, evaluate
         self.max_samples, self._rule = max_samples, mean(weighting)
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else user_path(folder, "folder")
         # The samples of every node ever seen, so that population weights do not forget absent ones.
         self._samples: dict[str, int | None] = _read_samples(self._folder)
         self._asked: dict[int, str] = {}  # the key of every node that was asked

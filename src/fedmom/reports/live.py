@@ -18,7 +18,8 @@ from fedmom.reports.html import Section, content, render
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 USUAL_PORT = 8477
-SECONDS_TO_SEND = 120.0  # a page of some megabytes, perhaps through a slow tunnel
+AT_ONCE = 2**14  # bytes of an answer: whoever does not take so many in time is dropped
+SECONDS_TO_TAKE = 10.0
 # Reading the logs of a large sweep takes time; looking on must not slow training down.
 SECONDS_KEPT = 1.0
 SHARE_OF_TIME = 0.1
@@ -38,15 +39,15 @@ class View:
 
 
 class Connections:
-    """Open connections, and when each must have sent its request.
+    """Open connections, and when each must have sent its request, or taken a part of the answer.
 
-    A connection that sends its request slowly or never is closed after ``SECONDS_TO_ASK``, or when
-    another one needs its place.
+    A connection that sends slowly or never is closed after ``SECONDS_TO_ASK``, one that does not
+    read after ``SECONDS_TO_TAKE``, and either when another one needs its place.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._deadlines: dict[socket.socket, float] = {}  # none for one that has asked
+        self._deadlines: dict[socket.socket, float] = {}  # none while the answer is made
 
     def __len__(self) -> int:
         return len(self._deadlines)
@@ -61,9 +62,16 @@ class Connections:
 
     def has_asked(self, connection: socket.socket) -> None:
         """Note that the whole request has arrived: the answer may take longer."""
+        self._wait_until(connection, math.inf)
+
+    def is_sent(self, connection: socket.socket) -> None:
+        """Note that a part of the answer is being sent."""
+        self._wait_until(connection, time.monotonic() + SECONDS_TO_TAKE)
+
+    def _wait_until(self, connection: socket.socket, deadline: float) -> None:
         with self._lock:
             if connection in self._deadlines:
-                self._deadlines[connection] = math.inf
+                self._deadlines[connection] = deadline
 
     def closed(self, connection: socket.socket) -> None:
         """Forget a connection."""
@@ -97,6 +105,8 @@ class PageServer(ThreadingHTTPServer):
         self.connections = Connections()
         self._look, self._reading = look, threading.Lock()
         self._view: View | None = None
+        self._page: tuple[View, bytes] | None = None
+        self._drawing = threading.Lock()
         self._kept_until = 0.0
         super().__init__((HOST, port), _Handler)
 
@@ -109,6 +119,14 @@ class PageServer(ThreadingHTTPServer):
                 took = time.monotonic() - began
                 self._kept_until = began + max(SECONDS_KEPT, took / SHARE_OF_TIME)
             return self._view
+
+    def page(self) -> bytes:
+        """Return the view as HTML, which is drawn once for all who ask."""
+        view = self.view()
+        with self._drawing:
+            if self._page is None or self._page[0] is not view:
+                self._page = view, render(view.title, view.sections, view.about, live=True)
+            return self._page[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread, if there is room for one."""
@@ -151,7 +169,7 @@ def open_server(look: Callable[[], View], port: int | None) -> PageServer:
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
-    timeout = SECONDS_TO_SEND
+    timeout = SECONDS_TO_TAKE
 
     def do_GET(self) -> None:
         self.server.connections.has_asked(self.connection)
@@ -174,11 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_page(self) -> None:
         try:
-            view = self.server.view()
+            page = self.server.page()
         except FedMomError:  # as for the news; a reload may find the folder again
             self.send_error(503, "The run cannot be read")
         else:
-            page = render(view.title, view.sections, view.about, live=True)
             self._answer("text/html; charset=utf-8", page)
 
     def _news(self) -> dict[str, Any]:
@@ -196,6 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         try:
-            self.wfile.write(body)
+            for place in range(0, len(body), AT_ONCE):
+                self.server.connections.is_sent(self.connection)
+                self.wfile.write(body[place : place + AT_ONCE])
         except OSError:
             self.close_connection = True  # the browser went away, or reads no more

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedmom.algorithms.base import Client, ClientMetrics, Reported, reported
 from fedmom.algorithms.client import LocalProblem
+from fedmom.algorithms.forms import check_kept
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.prng import fold_in
@@ -84,5 +85,6 @@ def _kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:
     """Return a client's state, unchanged where its training diverged."""
     if not jax.tree.leaves(before):
         return before
+    check_kept({"state": before}, {"state": after}, "run of the client")
     good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(sent)]))
     return jax.tree.map(lambda a, b: jnp.where(good, a, b), after, before)

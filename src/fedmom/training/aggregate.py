@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Round, Rule, Server, Stage, reported, unchanged
-from fedmom.algorithms.forms import Form
+from fedmom.algorithms.forms import Form, check_kept
 from fedmom.algorithms.workload import Method, stage_names
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
@@ -213,7 +213,9 @@ def _compiled(parts: _Parts) -> Programs:
         numbers = [loss, parts.server.norm(aggregate), _usable(params, rest)]
         stacked = jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers])
         metrics = of_rule | of_stages | _named("server", of_server)
-        return Stepped(Carried(params, *rest), stacked, metrics)
+        after = Carried(params, *rest)
+        check_kept(carried._asdict(), after._asdict(), "A step of the server")
+        return Stepped(after, stacked, metrics)
 
     decodes = any(stage.decode for stage in parts.stages)
     return Programs(sums.compiled_add(parts.decode if decodes else unchanged), step)

@@ -127,6 +127,7 @@ class Packer:
         self._tables = {n: array("q") for n in TABLES}  # 8 bytes a client, for millions of them
 
     def __enter__(self) -> "Packer":
+        _refuse_others(self._folder)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(self._folder)
         self._working = self._folder.parent / f".{self._folder.name}.packing-{os.getpid()}"
@@ -244,6 +245,16 @@ def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[
     if changed.dtype != values.dtype and dtype.kind in "iu" and (changed != values).any():
         raise FedMomError(f"{whose} has values that do not fit {dtype}.")
     return changed
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse to replace a folder that holds anything but a store."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() or not (path.name == "manifest.json" or path.suffix == ".bin"):
+            raise FedMomError(
+                f"{folder} is not overwritten: {path.name} is not part of a store. Choose another"
+                " folder."
+            )
 
 
 def _publish(working: Path, folder: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 from fedmom.core.errors import FedMomError
 from fedmom.core.progress import waiting
 
+SECONDS_TO_ANSWER = 10.0  # for a cluster that is there
+LOOPBACK, CLUSTERS = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _LOCK = threading.Lock()  # runs of a sweep begin together
 
 
@@ -43,6 +46,8 @@ def connect(address: str | None = None) -> Any:
             " Ray's client protocol (ray://) is not supported."
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is not None:  # each takes Ray half a minute; one shows whether Ray listens
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
     # Ray warns of a change to come in how it hides accelerators from actors that ask for none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray gives its workers less of a busy machine than all else there; here they are the work.
@@ -54,24 +59,66 @@ def connect(address: str | None = None) -> Any:
     return ray
 
 
+def _check_listens(address: str) -> None:
+    """Refuse an address where nobody listens: Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: Exception) -> FedMomError:
+    return FedMomError(
+        f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
+        " start --head`; set RAY_AUTH_MODE=token if it asks for a token; or leave the address"
+        " out to use this machine alone."
+    )
+
+
 def _init(ray: Any, address: str) -> None:
     alone = {"include_dashboard": False} if address == "local" else {}
+    _check_listens(address)
+    here = _on_loopback(ray) if alone else contextlib.nullcontext()
     label = "Starting Ray" if alone else f"Joining the Ray cluster at {address}"
     try:
-        with _quietly(), waiting(label):
+        with _quietly(), here, waiting(label):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if alone:
             raise FedMomError(f"Ray did not start on this machine ({_line(error)}).") from None
-        raise FedMomError(
-            f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
-            " start --head`; set RAY_AUTH_MODE=token if it asks for a token; or leave the address"
-            " out to use this machine alone."
-        ) from None
+        raise _no_cluster(address, error) from None
     except Exception as error:  # it has no type of its own for a start that takes too long
         raise FedMomError(
             f"Ray did not start ({_line(error)}). The machine may be too busy: try again."
         ) from None
+
+
+@contextlib.contextmanager
+def _on_loopback(ray: Any) -> Iterator[None]:
+    """Let all that Ray starts listen on this machine's loopback interface only.
+
+    Ray does so where it is told that there are no clusters; the user's own word wins.
+    """
+    from ray._private import ray_constants
+
+    if os.environ.setdefault(CLUSTERS, "0") != "0":
+        yield
+        return
+    before = ray_constants.ENABLE_RAY_CLUSTER  # read when Ray was imported, perhaps by the user
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+    if (address := ray.util.get_node_ip_address()) != LOOPBACK:
+        warnings.warn(
+            f"Ray listens at {address}, so that other machines reach it. It asks them for a token"
+            " if RAY_AUTH_MODE=token is set.",
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager

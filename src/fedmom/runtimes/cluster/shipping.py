@@ -1,6 +1,7 @@
 """How the data and the work reach an actor: a packed store by its path, the rest through Ray."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +50,22 @@ def store_of(data: FederatedData) -> Store | None:
 
 def without_names(data: FederatedData) -> FederatedData:
     """Return data as actors need it: the clients' names may be a million texts."""
-    users: Any = range(data.clients)
-    tests: Any = None if data.test_users is None else range(len(data.test_users))
-    return dataclasses.replace(data, users=users, test_users=tests)
+    tests = None if data.test_users is None else Numbers(len(data.test_users))
+    return dataclasses.replace(data, users=Numbers(data.clients), test_users=tests)
+
+
+class Numbers(Sequence[str]):
+    """Names of clients that are their numbers, of which none is stored."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = range(count)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:  # a name, or a list of them
+        found = self._numbers[index]
+        return str(found) if isinstance(found, int) else [str(number) for number in found]
 
 
 def opened(store: Store) -> FederatedData | None:
