@@ -28,7 +28,7 @@ from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import Group, Result, as_groups, target
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Grid
-from fedmom.training.evaluation import per_client
+from fedmom.training.evaluation import loss_per_client, per_client
 from fedmom.training.loop import model_of
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class Run(_Results):
             if "test" not in runtime.splits:
                 return _pandas().DataFrame()
             scores = runtime.evaluate(self.params, "test")
-        found = {"loss": scores.sums["loss"] / scores.evaluated}
+        found = {"loss": loss_per_client(scores)[0]}
         found |= {metric.name: per_client(metric, scores)[0] for metric in scores.metrics}
         has = np.flatnonzero(self.experiment.data.test.size)
         return _pandas().DataFrame(found, index=has, dtype=float).add_prefix("test_")

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
-from fedmom.data.federated import FederatedData
+from fedmom.data.federated import FederatedData, Tokens
 from fedmom.data.rows.assembly import inputs
-from fedmom.data.rows.values import as_array, as_plain
-from fedmom.data.schema import Schema, matched_columns
+from fedmom.data.rows.padding import padded
+from fedmom.data.rows.values import IGNORED, as_array, as_plain
+from fedmom.data.schema import Schema, matched_columns, tokenizer_of
 
 AT_ONCE = 2**22  # characters
 
@@ -36,6 +37,8 @@ def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
         return _of_frame(schema, x, say)
     if schema.kind == "text" and (texts := _texts(x)):
         return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
+    if schema.tokens is not None and getattr(x, "shape", ())[1:] != schema.shape:
+        x = padded("x", x, schema.tokens.padding, *schema.shape).values
     array = as_array("x", x)
     _check_rows(schema, x, array.shape)
     return schema.scaled(inputs("predict", as_plain("predict", array)), "x")
@@ -96,7 +99,8 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
         return _translated(data, given.class_names, schema)
     if given.kind != schema.kind:
         _check_shape(given, schema, name)
-    x = data.arrays["x"]
+    data = _lengthened(data, schema)
+    given, x = Schema.of(data), data.arrays["x"]
     wanted, named = schema.columns, given.columns
     if wanted is not None and named is not None:
         here = [column.name for column in named.inputs]
@@ -112,6 +116,33 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
         features = data.features._replace(shape=schema.shape)
         data = replace(data, features=features, arrays={**data.arrays, "x": x})
     return _labels_in_order(data, schema)
+
+
+def check_tokens(tokens: Tokens | None, schema: Schema, name: str) -> None:
+    """Refuse sequences that were not made as those that a model was trained on."""
+    if tokens == schema.tokens:
+        return
+    own, wanted = (
+        "no padding" if made is None else f"padding {made.padding} and {tokenizer_of(made)}"
+        for made in (tokens, schema.tokens)
+    )
+    raise FedMomError(
+        f"{name} has {own}, but the model was trained with {wanted}. Make the data as in training."
+    )
+
+
+def _lengthened(data: FederatedData, schema: Schema) -> FederatedData:
+    """Return data whose sequences are filled up to the length of a model's."""
+    check_tokens(data.tokens, schema, data.name)
+    if schema.tokens is None or data.features.shape >= schema.shape:
+        return data
+    more = [(0, 0), (0, schema.shape[0] - data.features.shape[0])]
+    x = np.pad(data.arrays["x"], more, constant_values=schema.tokens.padding)
+    y = data.arrays["y"]
+    if data.features.task == "sequence":
+        y = np.pad(y, more, constant_values=IGNORED)
+    features = data.features._replace(shape=schema.shape)
+    return replace(data, features=features, arrays={**data.arrays, "x": x, "y": y})
 
 
 def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
@@ -136,7 +167,9 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
     changed = replace(data, features=schema.features, class_names=schema.class_names)
     if schema.kind == "text":  # its labels are characters
         return changed
-    found, places = np.unique(data.arrays["y"], return_inverse=True)
+    y = data.arrays["y"]
+    counted = y != IGNORED
+    found, places = np.unique(y[counted], return_inverse=True)
     names = found.tolist() if given.class_names is None else [given.class_names[n] for n in found]
     numbers = [schema.number(str(name)) for name in names]
     if -1 in numbers:
@@ -144,7 +177,8 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
             f"{data.name} has the class {names[numbers.index(-1)]!r}, which the model does not"
             " have. Leave such rows out, or start another run."
         )
-    y = np.array(numbers, np.int32)[places.reshape(data.arrays["y"].shape)]
+    y = np.full(y.shape, IGNORED, np.int32)
+    y[counted] = np.array(numbers, np.int32)[places]
     return replace(changed, arrays={**data.arrays, "y": y})
 
 

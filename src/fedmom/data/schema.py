@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
-from fedmom.data.federated import Columns, Features, FederatedData, Task
+from fedmom.data.federated import Columns, Features, FederatedData, Task, Tokens
 from fedmom.data.rows.values import is_whole, refuse_row
 from fedmom.data.sources.shakespeare import SYMBOLS
 
@@ -33,6 +33,7 @@ class Schema(BaseModel):
         divided_by: 255 where inputs were bytes, which a model is given as floats in [0, 1].
         class_names: What classes, labels or symbols are called; None where they are numbers.
         columns: The columns of the table; None where they have no names.
+        tokens: How sequences of different lengths became inputs; None where they had one length.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -45,6 +46,7 @@ class Schema(BaseModel):
     classes: Size
     class_names: tuple[str, ...] | None = None
     columns: Columns | None = None
+    tokens: Tokens | None = None
 
     @classmethod
     def of(cls, data: FederatedData) -> "Schema":
@@ -65,13 +67,14 @@ class Schema(BaseModel):
             classes=classes,
             class_names=None if names is None else tuple(names),
             columns=data.columns,
+            tokens=data.tokens,
         )
 
     def to_json(self) -> bytes:
         """Return the file's content."""
-        found = self.model_dump(mode="json", exclude={"columns"})
-        columns = None if self.columns is None else self.columns._asdict()
-        return json.dumps({**found, "columns": columns}, indent=1).encode()
+        found = self.model_dump(mode="json", exclude={"columns", "tokens"})
+        columns, tokens = (part and part._asdict() for part in (self.columns, self.tokens))
+        return json.dumps({**found, "columns": columns, "tokens": tokens}, indent=1).encode()
 
     @classmethod
     def from_json(cls, content: bytes, where: str) -> "Schema":
@@ -109,7 +112,7 @@ class Schema(BaseModel):
 
     def facts(self) -> dict[str, Any]:
         """Return what a resumed run's data must have in common with the data before."""
-        columns = self.columns
+        columns, tokens = self.columns, self.tokens
         return {
             "kind": self.kind,
             "shape": self.shape,
@@ -119,6 +122,8 @@ class Schema(BaseModel):
             "columns": columns and ", ".join(column.name for column in columns.inputs),
             "types of the columns": columns and ", ".join(c.kind for c in columns.inputs),
             "label columns": columns and ", ".join(columns.label),
+            "padding": tokens and tokens.padding,
+            "tokenizer": tokens and tokenizer_of(tokens),
         }
 
     def has_class(self, name: str) -> bool:
@@ -161,10 +166,10 @@ class Schema(BaseModel):
             if is_float:
                 wrong = (x != np.rint(x)) | (abs(x) >= 2**31)
                 self._refuse(what, wrong, x, "a whole number, as all were in training")
-            top = self.classes - 1
-            if self.kind == "text":
-                wrong = (x < 0) | (x > top)
-                self._refuse(what, wrong, x, f"the number of a character, from 0 to {top}")
+            symbol, count = self._symbols()
+            if symbol:
+                wrong = (x < 0) | (x >= count)
+                self._refuse(what, wrong, x, f"the number of a {symbol}, from 0 to {count - 1}")
             return x.astype(np.int32)
         if x.dtype == np.uint8 and not in_table:
             raise FedMomError(
@@ -172,6 +177,13 @@ class Schema(BaseModel):
                 " floats in the range that the training data has, such as x / 255."
             )
         return x.astype(np.float32)
+
+    def _symbols(self) -> tuple[str, int]:
+        """Return what inputs are numbers of, and how many there are; "" of none."""
+        if self.kind == "text":
+            return "character", self.classes
+        vocabulary = self.tokens and self.tokens.vocabulary
+        return ("token", vocabulary) if vocabulary else ("", 0)
 
     def _refuse(self, what: str, wrong: NDArray[np.bool_], x: NDArray[Any], allowed: str) -> None:
         if not wrong.any():
@@ -181,6 +193,13 @@ class Schema(BaseModel):
             values = f"{what}, column {column.name!r}: the value"
             refuse_row(values, wrong[:, place], x[:, place], allowed)
         refuse_row(f"{what}: the value", wrong, x, allowed)
+
+
+def tokenizer_of(tokens: Tokens) -> str:
+    """Return what is said of a tokenizer in messages."""
+    if tokens.fingerprint is None:
+        return "no tokenizer"
+    return f"{tokens.tokenizer} of {tokens.vocabulary:,} tokens ({tokens.fingerprint[:12]})"
 
 
 def common(schemas: Mapping[str, Schema]) -> Schema:
@@ -214,6 +233,7 @@ def _form(schema: Schema) -> tuple[Any, ...]:
         *(schema.kind, schema.shape, schema.task),
         *([] if schema.task in counts else [schema.classes, *labels, *names]),
         "names of columns" if schema.columns else "no names of columns",
+        *([] if schema.tokens is None else schema.tokens),
     )
 
 

@@ -48,7 +48,8 @@ def model(
             name of a built-in model, to give it another loss or other metrics. An nnx or equinox
             module itself starts from the parameters that it has, whatever the seed.
         data: What it is trained on: the data, or its features.
-        loss: ``loss(outputs, labels) ->`` one number per sample, or a name of
+        loss: ``loss(outputs, labels) ->`` one number per sample; or a pair, a sum and a count of
+            terms per sample, of which the mean over terms is taken; or a name of
             ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
         metrics: Names of ``fedmom.METRICS``, ``fedmom.Metric`` values, or functions
             ``(outputs, labels) ->`` one number per sample, of which the mean is taken. Tables rank
