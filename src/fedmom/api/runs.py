@@ -186,22 +186,24 @@ class Run(_Results):
         """What the model was trained on: inputs with their columns and scaling, and labels."""
         return provenance.trained_on(self.path, self.experiment.data, warn)
 
-    def outputs(self, x: Any) -> np.ndarray[Any, Any]:
+    def outputs(self, x: Any, *, tokenizer: Any = None) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
 
         Args:
             x: Inputs, one per row, of the shape of the training data's; for a model of text, also
                 a list of strings.
+            tokenizer: For strings, that of the training data; another one is refused.
         """
-        return trained_model.outputs(self, x)
+        return trained_model.outputs(self, x, tokenizer)
 
-    def predict(self, x: Any) -> np.ndarray[Any, Any]:
+    def predict(self, x: Any, *, tokenizer: Any = None) -> np.ndarray[Any, Any]:
         """Return predictions: the most likely class of every input, or a regression's numbers.
 
         Args:
             x: Inputs, as for ``outputs``.
+            tokenizer: As for ``outputs``.
         """
-        return trained_model.predicted(self.schema, self.outputs(x))
+        return trained_model.predicted(self.schema, self.outputs(x, tokenizer=tokenizer))
 
     @checked
     def sample(

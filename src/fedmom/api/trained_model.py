@@ -31,9 +31,9 @@ TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", 
 SCHEMA = "schema.json"
 
 
-def outputs(run: "Run", x: Any) -> NDArray[Any]:
+def outputs(run: "Run", x: Any, tokenizer: Any = None) -> NDArray[Any]:
     """Return a model's outputs for inputs, one per row; strings for a model of text."""
-    return _outputs(run, inputs_for(run.schema, x, warn))
+    return _outputs(run, inputs_for(run.schema, x, warn, tokenizer))
 
 
 def _outputs(run: "Run", rows: NDArray[Any]) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from fedmom.data.schema import Schema, matched_columns, tokenizer_of
 AT_ONCE = 2**22  # characters
 
 
-def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
+def inputs_for(schema: Schema, x: Any, say: Say, tokenizer: Any = None) -> NDArray[Any]:
     """Return inputs as a model takes them: floats, or whole numbers where it was given such.
 
     Args:
@@ -32,16 +32,36 @@ def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
         x: Inputs, one per row: an array or a list; a DataFrame where the model was trained on a
             table; texts where it was trained on text.
         say: Told what could not be checked.
+        tokenizer: That of the training data, for texts.
     """
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return _of_frame(schema, x, say)
-    if schema.kind == "text" and (texts := _texts(x)):
+    texts = _texts(x) if schema.kind == "text" or schema.tokens is not None else None
+    if texts and schema.tokens is not None:
+        return _tokens_of(schema, texts, tokenizer)
+    if texts:
         return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
     if schema.tokens is not None and getattr(x, "shape", ())[1:] != schema.shape:
         x = padded("x", x, schema.tokens.padding, *schema.shape).values
     array = as_array("x", x)
     _check_rows(schema, x, array.shape)
     return schema.scaled(inputs("predict", as_plain("predict", array)), "x")
+
+
+def _tokens_of(schema: Schema, texts: Sequence[str], tokenizer: Any) -> NDArray[np.int32]:
+    """Return the tokens of texts, as many as the model takes."""
+    from fedmom.data.rows.tokenized import encoder, first_tokens
+
+    assert schema.tokens is not None
+    if tokenizer is None:
+        raise FedMomError(
+            f"x holds texts, and the model was trained with {tokenizer_of(schema.tokens)}. Give it,"
+            " too: predict(x, tokenizer=...); or give the numbers of tokens."
+        )
+    how, (length,) = encoder(tokenizer), schema.shape
+    check_tokens(how.tokens, schema, "tokenizer")
+    cut = schema.task != "sequence"  # as in training
+    return first_tokens(how, texts, length, "x", cut=cut).astype(np.int32)
 
 
 def _check_rows(schema: Schema, x: Any, shape: tuple[int, ...]) -> None:

@@ -201,6 +201,15 @@ def _values(table: Table, name: str) -> NDArray[Any]:
     return _array(f"{table.name}: column {name!r}", table.read(name))
 
 
+def text_values(table: Table, name: str) -> list[str]:
+    """Return a column of texts."""
+    _check_columns(table, [(name, "text")])
+    found = _values(table, name)
+    if found.dtype.kind != "O":
+        raise FedMomError(f"{table.name}: column {name!r} does not hold texts.")
+    return list(found)
+
+
 def _ids(table: Table, name: str) -> NDArray[Any]:
     """Return a column of client ids. Texts that are whole numbers are sorted as such."""
     import pyarrow as pa
