@@ -19,7 +19,8 @@ from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
 from fedmom.data.given import encoded, inputs_for
-from fedmom.data.schema import Schema, listed
+from fedmom.data.rows.values import listed
+from fedmom.data.schema import Schema
 from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
 

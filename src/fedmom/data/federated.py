@@ -58,10 +58,19 @@ class Features(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table whose values are inputs: its name, and what it holds."""
+    """A column of a table whose values are inputs: its name, and what it holds.
+
+    One of categories is as many numbers of an input, 1 for the category that a row has.
+    """
 
     name: str
-    kind: Literal["number", "bool", "list", "image"]
+    kind: Literal["number", "bool", "list", "image", "category"]
+    categories: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers of an input it is, if it does not hold lists or images."""
+        return max(1, len(self.categories))
 
 
 class Columns(NamedTuple):
@@ -76,6 +85,15 @@ class Columns(NamedTuple):
     inputs: tuple[Column, ...]
     label: tuple[str, ...]
     others: tuple[str, ...] = ()
+
+    def kinds(self) -> dict[str, str]:
+        """Return what the columns of inputs hold, by name."""
+        return {column.name: column.kind for column in self.inputs}
+
+    def plain(self) -> dict[str, Any]:
+        """Return them for JSON; columns without categories as versions before these wrote them."""
+        inputs = [column if column.categories else column[:2] for column in self.inputs]
+        return {**self._asdict(), "inputs": inputs}
 
 
 class Tokens(NamedTuple):

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
-from fedmom.data.federated import FederatedData, Tokens
+from fedmom.data.federated import Columns, FederatedData, Tokens
 from fedmom.data.rows.assembly import inputs
+from fedmom.data.rows.categories import in_order
 from fedmom.data.rows.padding import padded
 from fedmom.data.rows.values import IGNORED, as_array, as_plain
 from fedmom.data.schema import Schema, matched_columns, tokenizer_of
@@ -124,9 +125,9 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
     wanted, named = schema.columns, given.columns
     if wanted is not None and named is not None:
         here = [column.name for column in named.inputs]
-        order = matched_columns(wanted, here, dict(named.inputs), name)
-        if order != list(range(len(here))):
-            x = x[:, order]
+        order = matched_columns(wanted, here, named.kinds(), name)
+        if order != list(range(len(here))) or named.inputs != wanted.inputs:
+            x = in_order(name, x, named, wanted, order)
             given = given.model_copy(update={"shape": x.shape[1:]})
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
@@ -231,9 +232,10 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     else:
         places = matched_columns(schema.columns, table.columns, {}, "x")
         names = [table.columns[place] for place in places]
-    x, columns = table_inputs(table, names)
+    trained = () if schema.columns is None else schema.columns.inputs
+    x, columns = table_inputs(table, names, {c.name: c.categories for c in trained if c.categories})
     if schema.columns is not None:
-        matched_columns(schema.columns, names, dict(columns), "x")
+        matched_columns(schema.columns, names, Columns(columns, ()).kinds(), "x")
     _check_rows(schema, x, x.shape)
     return schema.scaled(x, "x", in_table=schema.columns is not None)
 

@@ -12,6 +12,7 @@ import fedmom
 from fedmom import FedMomError
 from fedmom.data.given import conformed
 from fedmom.data.schema import Schema
+from fedmom.experiments import provenance
 
 LINES = [
     "the cat sat on the mat",
@@ -187,7 +188,10 @@ def test_the_runs_schema_knows_the_tokenizer(run):
     other = replace(data, tokens=data.tokens._replace(fingerprint="0" * 64))
     with pytest.raises(FedMomError, match=r"tokens \(000000000000\), but the model was trained"):
         conformed(other, kept)
-    assert kept.facts()["tokenizer"] != Schema.of(other).facts()["tokenizer"]
+    config = trained_run.result.config
+    assert provenance.check(trained_run.path, config, data, accept=False) == []
+    with pytest.raises(FedMomError, match=r"tokenizer of the data was .* and is .*\(0000000"):
+        provenance.check(trained_run.path, config, other, accept=False)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return some names for a message, not all of thousands.
+
+    Examples:
+        >>> listed(["a", "b"]), listed("abcdefgh")
+        ("'a', 'b'", "'a', 'b', 'c', 'd', 'e' and 3 others")
+    """
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} others"
+
+
 def numbers_or_texts(texts: Sequence[str]) -> NDArray[Any]:
     """Return whole numbers where all texts are such ("7", not "007"), else the texts."""
     if all(is_whole(text) for text in set(texts)):

@@ -29,6 +29,7 @@ def from_huggingface(
     label: Names | None = None,
     client: str | None = None,
     features: Names | None = None,
+    categories: Names | None = None,
     size: int | str | None = None,
     text: str | None = None,
     tokenizer: Any = None,
@@ -50,6 +51,7 @@ def from_huggingface(
         client: The column of client ids. Leave it out to make clients by ``partition``.
         features: The column of images, or the columns of numbers or lists of numbers. By
             default the only column of images, else all other columns.
+        categories: Those that hold categories, as for ``from_csv``.
         size: The side that images are brought to, as for ``from_images``.
         text: The column of texts, which the tokenizer turns into inputs.
         tokenizer: For ``text``: a tokenizer of ``transformers`` or ``tokenizers`` with a token
@@ -89,11 +91,14 @@ def from_huggingface(
     if (text is None) != (tokenizer is None):
         raise FedMomError(f"{name}: text= and tokenizer= belong together. Give both, or neither.")
     if text is not None:
-        if features is not None or size is not None:
-            raise FedMomError(f"{name}: text= is the only input. Leave features= and size= out.")
+        if (features, categories, size) != (None, None, None):
+            raise FedMomError(
+                f"{name}: text= is the only input. Leave features=, categories= and size= out."
+            )
         table, known = _table(dataset, name), _class_names(dataset, label)
-        rest = client, test, division, task, marks, known
-        return from_text_column(table, text, tokenizer, length, label, *rest)
+        return from_text_column(
+            table, text, tokenizer, length, label, client, test, division, task, marks, known
+        )
     label = "label" if label is None else label
     images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
     features = images if features is None and len(images) == 1 else features
@@ -101,7 +106,8 @@ def from_huggingface(
         raise FedMomError(f"{name}: size={short(size)} is for one column of images. Leave it out.")
     decode = {column: _decoder(name, size) for column in images}
     table, known = _table(dataset, name), _class_names(dataset, label)
-    return from_table(table, label, client, features, test, division, task, marks, decode, known)
+    named = label, client, features, test
+    return from_table(table, *named, division, task, marks, decode, known, categories)
 
 
 def _class_names(dataset: "datasets.Dataset", label: Names | None) -> Sequence[str] | None:

@@ -120,7 +120,7 @@ class Packer:
         tokens: Tokens | None = None,
     ) -> None:
         self._folder, self._name, self._features = folder, name, features
-        self._named, self._tokens = (part and part._asdict() for part in (named, tokens))
+        self._named, self._tokens = named and named.plain(), tokens and tokens._asdict()
         self._class_names = None if class_names is None else list(class_names)
         self._source = dict(source)
         self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
