@@ -73,10 +73,8 @@ class Schema(BaseModel):
     def to_json(self) -> bytes:
         """Return the file's content."""
         found = self.model_dump(mode="json", exclude={"columns", "tokens"})
-        columns, tokens = (
-            self.columns and self.columns.plain(),
-            self.tokens and self.tokens._asdict(),
-        )
+        columns = self.columns and self.columns.plain()
+        tokens = self.tokens and self.tokens._asdict()
         return json.dumps({**found, "columns": columns, "tokens": tokens}, indent=1).encode()
 
     @classmethod
