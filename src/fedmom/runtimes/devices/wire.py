@@ -181,7 +181,7 @@ def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metr
         raise UnusableReplyError(f"it evaluated {evaluated} {split} samples, not {expected}")
     names = ("loss", *(metric.name for metric in metrics))
     sums = {name: numbers(content, f"{split}/sum/{name}") for name in names}
-    if np.size(sums["loss"]) > 2:
+    if not isinstance(sums["loss"], float) and len(sums["loss"]) != 2:
         raise UnusableReplyError("it does not tell its loss as one number, or a sum and a count")
     for metric in metrics:
         right = sums[metric.name]
