@@ -137,7 +137,8 @@ def test_a_store_has_its_checksum_without_being_read(tmp_path, monkeypatch):
     assert known["clients"] == 6
     monkeypatch.undo()
     # Data made from a store's is other data.
-    assert facts(replace(data, users=data.users[:3]))["sha256"] != known["sha256"]
+    parts = {"train": data.train.of(np.arange(3)), "test": data.test.of(np.arange(3))}
+    assert facts(replace(data, users=data.users[:3], **parts))["sha256"] != known["sha256"]
 
 
 def test_a_damaged_record_asks_to_be_accepted(tmp_path):

@@ -86,9 +86,11 @@ class Registry(Mapping[str, Callable[..., Any]]):
 
     def _check_name(self, name: Any) -> None:
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            from fedmom.core.arguments import short  # loads NumPy
+
             raise FedMomError(
-                f"The {self.what} name {name!r} cannot be used. It must be letters, digits, _, -"
-                " and ., the first a letter or _."
+                f"The {self.what} name {short(name)} cannot be used. It must be letters, digits, _,"
+                " - and ., the first a letter or _."
             )
 
     def check_function(self, name: str, function: Any) -> None:

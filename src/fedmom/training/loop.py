@@ -20,6 +20,7 @@ from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
+from fedmom.core.validation import Count
 from fedmom.runtimes.base import Block, Failure, Runtime
 from fedmom.training import aggregate
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
@@ -173,7 +174,7 @@ def train(
     runtime: Runtime,
     *,
     pace: Pace,
-    rounds: int,
+    rounds: Count,
     state: State | None = None,
     bad_replies: BadReplies = "stop",
     commit: bool = True,
