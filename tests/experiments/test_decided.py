@@ -95,6 +95,10 @@ def test_the_record_has_the_settings_of_an_algorithm_object(tmp_path):
     assert "local-steps" not in found
     page = run.report().read_text()
     assert all(str(value) in page for value in RECORD.values())
+    shown = "server-lr fedmom(learning_rate=0.1, momentum=0.8), weighting uniform, aggregate clip("
+    assert f" ({shown}norm=7.5)+trimmed_mean(" in repr(run)
+    assert "solver adam, lr polynomial_schedule(" in repr(run)
+    assert f"<p>{run.result.label} (stopped): {shown}norm=7.5)+trimmed_mean(" in run._repr_html_()
     # It resumes with an equal object, and settings that say the same are not in its way.
     again = fedmom.load(run.path, algorithm=ALGORITHM).resume(progress=False)
     assert (again.status, again.settings) == ("finished", run.settings)
@@ -123,6 +127,26 @@ def test_what_an_object_decides_is_not_to_be_given_otherwise(tmp_path, given, sa
     with pytest.raises(FedMomError, match=says):
         fedmom.run(**given, out=tmp_path / "run", **COMMON)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_leaves_out_what_an_object_has_of_its_own(tmp_path):
+    runs = fedmom.compare(
+        {"object": ALGORITHM, "named": "fedavg"},
+        lr=0.003,
+        server_lr=1.5,
+        local_steps=4,
+        out=tmp_path / "runs",
+        **COMMON,
+    )
+    ours, named = runs["object"].settings, runs["named"].settings
+    assert {name: ours[name] for name in RECORD} == RECORD
+    assert "init_value=0.002" in ours["lr"]
+    assert (named["lr"], named["server-lr"], named["local-steps"]) == (0.003, 1.5, 4)
+
+
+def test_a_rule_with_weights_of_its_own_takes_no_weighting(tmp_path):
+    with pytest.raises(FedMomError, match="has its own weights; leave weighting cohort out"):
+        fedmom.run(aggregate=HALF, weighting="cohort", out=tmp_path / "run", **COMMON)
 
 
 def test_a_stage_in_settings_is_added_to_the_rule_of_an_algorithm(tmp_path):

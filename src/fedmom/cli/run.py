@@ -1,7 +1,7 @@
 """The command line: run, compare, sweep, resume."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,16 +177,19 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
     figure, made = run_page.write_comparison(runs.path, list(found.values()), title)
     OUT.print(f"Figure: {figure}")
     page(made)
+    _check_any_ended(found)
 
 
 def _finish_sweep(runs: "Runs", **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.reports import result_tables, run_page, sweep_page
 
-    groups = results.group_by_name(_finish_all(runs, **how))
+    found = _finish_all(runs, **how)
+    groups = results.group_by_name(found)
     result_tables.show(OUT, sweep_page.ranking(groups))
     OUT.print(f"Table: {sweep_page.write_ranking(runs.path / 'sweep.csv', groups)}", markup=False)
     page(run_page.write(sweep_page.overview(groups), runs.path / "sweep.html"))
+    _check_any_ended(found)
 
 
 def _finish_all(runs: "Runs", **how: Any) -> dict[str, results.Result]:
@@ -199,6 +202,12 @@ def _finish_all(runs: "Runs", **how: Any) -> dict[str, results.Result]:
     if not found:
         raise FedMomError(f"No run of {runs.path} could be run, for the reasons above.")
     return found
+
+
+def _check_any_ended(found: Mapping[str, results.Result]) -> None:
+    """Raise an error if no run came to its end: what is shown is that of the models before."""
+    if all(result.error for result in found.values()):
+        raise FedMomError("No run reached its last round, for the reasons above.")
 
 
 def _say_notes(runs: "Iterable[Run]") -> None:
