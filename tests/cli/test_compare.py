@@ -37,7 +37,8 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
         assert " ".join([folder.path.name, *ends]) in shown
     for part in ("logreg on synthetic", "3 runs, one seed each", "Settings that differ"):
         assert part in shown
-    assert "One seed is not evidence: use --seeds 10" in words(text)
+    for place in (words(text), shown):
+        assert "One seed is not evidence: use --seeds 10" in place
     assert "The runs have lr 0.001: tune lr for each algorithm" in words(text)
     assert "paired by seed" not in text + shown
 

@@ -11,7 +11,6 @@ from fedmom.cli.output import FOLDER, OUT, note, page, show_result, told_at_inte
 from fedmom.cli.setting_options import gather, parse_grid, setting_options, split_names
 from fedmom.cli.start import under_way
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import slug
 from fedmom.experiments import results, run_lists
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS, MOST_SEEDS
@@ -79,7 +78,7 @@ def compare(
     """
     from fedmom.api.calls import new_runs
 
-    names = {slug(algorithm): algorithm for algorithm in split_names(algorithms)}
+    names = run_lists.by_name(split_names(algorithms))
     runs = run_lists.of_comparison(DEFAULTS | gather(file, options), names, seeds)
     with new_runs(runs, results.COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_comparison(new)
