@@ -10,7 +10,7 @@ import pytest
 
 from fedmom.experiments import results
 from fedmom.reports import sweep_page
-from tests.cli.command import SMALL, invoke, page, refused, words
+from tests.cli.command import SMALL, invoke, main, page, refused, words
 from tests.experiments.small import checkpoint_bytes, logs, process, wait_for_rounds
 
 

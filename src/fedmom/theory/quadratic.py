@@ -65,12 +65,16 @@ class QuadraticClients:
                     f" {shape[1]} coordinates. Give {shape}, or ({shape[1]},) for all clients."
                 ) from None
         if not (sizes > 0).all():
-            raise FedMomError(f"sizes contains {sizes.min():g}. Every client must have more than 0 samples.")
+            raise FedMomError(
+                f"sizes contains {sizes.min():g}. Every client must have more than 0 samples."
+            )
         if not (self.curvature > 0).all():
             lowest = self.curvature.min()
             raise FedMomError(f"curvature contains {lowest:g}. Every value must be greater than 0.")
         if not (self.noise >= 0).all():
-            raise FedMomError(f"noise contains {self.noise.min():g}. Every variance must be at least 0.")
+            raise FedMomError(
+                f"noise contains {self.noise.min():g}. Every variance must be at least 0."
+            )
 
     @property
     def weights(self) -> Array:
