@@ -27,6 +27,10 @@ def by_samples(samples):
     return samples.astype(float)
 
 
+def at_most_50(samples):
+    return np.minimum(samples, 50.0)
+
+
 MEDIAN = fedmom.Rule(lambda samples: np.ones(len(samples)), each=middle, name="mine")
 HALF = fedmom.Rule(np.sqrt, scale=lambda total, _population: 0.5 / total)
 
@@ -40,6 +44,7 @@ HALF = fedmom.Rule(np.sqrt, scale=lambda total, _population: 0.5 / total)
         (fedmom.mean("uniform"), "uniform", 1.0),
         (fedmom.mean("population"), "population", 3.0),
         (fedmom.Rule(np.sqrt), "own", 1.0),
+        (fedmom.Rule(at_most_50), "own", 1.0),
         (fedmom.Rule(by_samples, lambda _total, population: 1 / population), "population", 3.0),
     ],
 )
@@ -47,6 +52,19 @@ def test_the_server_learning_rate_fits_the_rule(tmp_path, rule, weighting, serve
     run = fedmom.run(algorithm="fedavg", aggregate=rule, out=tmp_path / "run", **COMMON)
     assert (run.settings["weighting"], run.settings["server-lr"]) == (weighting, server_lr)
     assert weighting_of(rule) == weighting
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (fedmom.Rule(lambda _samples: None), "weigh of the rule rule returns None for two clients"),
+        (fedmom.Rule(by_samples, lambda _total, _n: None), "scale of the rule rule returns None"),
+    ],
+)
+def test_a_rule_without_numbers_is_refused(tmp_path, rule, says):
+    with pytest.raises(FedMomError, match=says):
+        fedmom.run(algorithm="fedavg", aggregate=rule, out=tmp_path / "run", **COMMON)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_registered_rule_gets_the_rate_that_the_same_object_gets(tmp_path, monkeypatch):

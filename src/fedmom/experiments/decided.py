@@ -14,6 +14,7 @@ import optax
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms.base import Algorithm, Rule
 from fedmom.algorithms.local_work import LocalWork
+from fedmom.algorithms.trial import try_weights
 from fedmom.core.errors import FedMomError
 from fedmom.core.identity import given_name, label
 from fedmom.core.types import Weighting
@@ -26,7 +27,7 @@ PARTS = (  # of an algorithm, in the order in which they are told
 )
 LETTERS = 160  # of a text
 DEPTH = 6  # of functions in functions
-_SAMPLES = np.array([1, 3, 10])
+_SAMPLES = np.array([1, 3, 10, 40, 200, 1000, 20_000, 1_000_000])  # a rule may cap or round them
 
 
 def is_decided(value: Any) -> bool:
@@ -61,6 +62,7 @@ def rule(config: RunConfig) -> Rule:
         weighting=asked_weighting(config),
     )
     assert method.rule is not None
+    try_weights(method.rule)
     return method.rule
 
 
