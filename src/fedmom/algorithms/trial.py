@@ -215,8 +215,8 @@ def _try_after(stages: Sequence[Stage], states: Sequence[Any], aggregate: Params
     return aggregate
 
 
-def _try_rule(rule: Rule, form: Params) -> Params:
-    """Return the form of the aggregate."""
+def try_weights(rule: Rule) -> None:
+    """Refuse a rule whose weights or scale are not numbers."""
     weights = rule.weigh(SAMPLES)
     numbers = _array(weights)
     usable = numbers.shape == SAMPLES.shape and numbers.dtype.kind in "iuf"
@@ -227,6 +227,11 @@ def _try_rule(rule: Rule, form: Params) -> Params:
         )
     scale = rule.scale(1.0, int(SAMPLES.sum()))
     one_number(f"scale of the rule {rule.name} returns", scale)
+
+
+def _try_rule(rule: Rule, form: Params) -> Params:
+    """Return the form of the aggregate."""
+    try_weights(rule)
     if rule.each is None:
         return form
     state = returned(f"init of the rule {rule.name}", rule.init, form)

@@ -17,7 +17,6 @@ from fedmom.core.files import (
     free_folder,
     inner_folder,
     removed_if_refused,
-    slug,
     user_place,
 )
 from fedmom.core.validation import Finite
@@ -144,7 +143,7 @@ def compare(
     if not len(algorithms):
         raise FedMomError("algorithms is empty. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
-        algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
+        algorithms = run_lists.by_name(map(_algorithm, algorithms))
     specs = {name: _algorithm(algorithm) for name, algorithm in algorithms.items()}
     configs = run_lists.of_comparison(values, specs, seeds)
     with new_runs(configs, COMPARE_LIST, out, overwrite) as created:

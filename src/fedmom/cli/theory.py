@@ -178,9 +178,17 @@ def check(folder: Path) -> None:
     fedmom theory check runs/first
     """
     from fedmom.experiments.build import prepare
+    from fedmom.experiments.object_names import missing
     from fedmom.theory.lr_advice import checked_lr
 
-    experiment = prepare(RunFolder.open(folder).settings())
+    config = RunFolder.open(folder).settings()
+    if objects := missing(config.model_dump(), ()):
+        given = " and ".join(f"{name} ({value})" for name, value in objects.items())
+        raise FedMomError(
+            f"{folder} was started from Python, with objects for its {given}. `theory check` is for"
+            " runs whose settings have names."
+        )
+    experiment = prepare(config)
     with bars(OUT) as bar:
         text = checked_lr(experiment, bar)
     write_atomic(folder / THEORY, json.dumps({"verdict": text}).encode())

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +64,8 @@ class Result:
             names = read_names(place.parent / COMPARE_LIST)
         except FedMomError:  # it is in no comparison
             names = []
-        name = place.name.removesuffix(f"_seed{self.config.seed}")
+        has_seeds = all(re.search(r"_seed\d+$", each) for each in names)
+        name = place.name.removesuffix(f"_seed{self.config.seed}") if has_seeds else place.name
         return name if place.name in names and name != slug(self.config.algorithm) else ""
 
     @property

@@ -172,7 +172,7 @@ class RunConfig(BaseModel):
     )
     pace: Annotated[str, _known(PACES)] = Field(
         "synchronous",
-        description="Whom to ask and when to step: synchronous, over_selected:extra=0.3 or"
+        description="Synchronous or asynchronous rounds: synchronous, over_selected:extra=0.3 or"
         " buffered:in_flight=40.",
     )
     runtime: Annotated[str, _known(RUNTIMES)] = Field(
