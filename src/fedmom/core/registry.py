@@ -385,7 +385,7 @@ def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter])
     made_by = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     try:
         hints = get_type_hints(made_by, include_extras=True)
-    except NameError:  # of a name that only type checkers import
+    except (NameError, TypeError):  # of a name that only type checkers import; of a partial
         hints = {}
     return {
         key: hints.get(key, str if p.default in (None, p.empty) else type(p.default))

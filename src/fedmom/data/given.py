@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -32,13 +32,31 @@ def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
             table; texts where it was trained on text.
         say: Told what could not be checked.
     """
+    if hasattr(x, "to_pandas"):  # a table or series of Arrow, polars, xarray
+        x = x.to_pandas()
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return _of_frame(schema, x, say)
+    _refuse_named_values(x)
     if schema.kind == "text" and (texts := _texts(x)):
         return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
     array = as_array("x", x)
     _check_rows(schema, x, array.shape)
     return schema.scaled(inputs("predict", as_plain("predict", array)), "x")
+
+
+def _refuse_named_values(x: Any) -> None:
+    """Refuse values that have names where these would be ignored."""
+    rows = x if isinstance(x, list | tuple) else ()
+    for row, each in enumerate(rows):
+        if isinstance(each, Mapping) or hasattr(each, "_fields") or hasattr(each, "iloc"):
+            raise FedMomError(
+                f"x: the values of row {row} have names. Give a DataFrame, in which columns are"
+                " matched by name: pandas.DataFrame(x)."
+            )
+    if hasattr(x, "coords") or hasattr(x, "column_names"):
+        raise FedMomError(
+            f"x is a {type(x).__name__}, whose names would be ignored. Give a DataFrame."
+        )
 
 
 def _check_rows(schema: Schema, x: Any, shape: tuple[int, ...]) -> None:

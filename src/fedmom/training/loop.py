@@ -249,7 +249,8 @@ class _Rounds:
     ) -> None:
         self._runtime, self._pace, self._watch = runtime, pace, watch
         self._workload = runtime.workload
-        self._samples, self._seed = self._workload.data.train.size, self._workload.seed
+        self._samples, self._seed = self._workload.data.train.size.view(), self._workload.seed
+        self._samples.flags.writeable = False  # samplers and paces are given them
         self._population = int(self._samples.sum())
         self._method = method = self._workload.method
         broadcast = broadcast_of(self._workload, state)

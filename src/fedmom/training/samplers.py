@@ -201,6 +201,7 @@ def checked_cohort(drawn: Any, round_: int, clients: int) -> Cohort:
     except (TypeError, ValueError):  # lists of several lengths, random keys
         found = np.array(None)
     whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
+    whole = whole and not np.ma.is_masked(drawn)
     names = set(found.tolist()) if whole else {-1}
     if len(names) < found.size or not all(0 <= name < clients for name in names):
         raise FedMomError(
