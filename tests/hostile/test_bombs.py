@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from fedmom.core import files
 from fedmom.core.errors import FedMomError
 from fedmom.data import load, source_files
 from fedmom.data.federated import Features
@@ -179,7 +180,7 @@ def test_a_pipe_is_no_data(tmp_path, name):
 
 
 def test_settings_without_end_are_refused(tmp_path):
-    (tmp_path / "long.toml").write_bytes(b"#" * (settings.LARGEST + 1))
+    (tmp_path / "long.toml").write_bytes(b"#" * (files.LARGEST_GIVEN + 1))
     with pytest.raises(FedMomError, match=r"has 1,048,577 bytes\. It must have at most 1,048,576"):
         settings.read(tmp_path / "long.toml")
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedmom.algorithms import ALGORITHMS, SOLVERS
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_file
+from fedmom.core.files import LARGEST_GIVEN, read_file, read_named
 from fedmom.core.registry import Registry, is_object
 from fedmom.core.types import Weighting
 from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
@@ -22,7 +22,6 @@ from fedmom.training import PACES, SAMPLERS
 
 DEFAULT_STEPS = 10
 AUTO = "auto"
-LARGEST = 2**20  # bytes of a file of settings
 
 
 def _number_or_schedule(value: Any) -> Any:
@@ -242,20 +241,12 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the settings in a run's TOML file, unchecked."""
-    return _toml(path, partial(read_file, path, LARGEST))
+    return _toml(path, partial(read_file, path, LARGEST_GIVEN))
 
 
 def read_given(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file that the user names, which may be a link or a pipe."""
-    return _toml(path, partial(_first_bytes, path))
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise FedMomError(f"{path} is not a file of settings: it has more than {LARGEST:,} bytes.")
-    return content
+    return _toml(path, partial(read_named, path, "a file of settings"))
 
 
 def _toml(path: Path, read_bytes: Callable[[], bytes]) -> dict[str, Any]:
