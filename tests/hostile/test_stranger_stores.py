@@ -1,4 +1,4 @@
-"""A stranger's packed store, deployment or folder of the paper: links, pipes and huge files in it."""
+"""A stranger's packed store, deployment or folder of the paper: links, pipes and huge files."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_a_link_in_a_store_is_refused_by_name(store, tmp_path):
 def test_a_manifest_without_end_is_not_read(store):
     with (store / "manifest.json").open("ab") as file:
         file.truncate(LARGEST_MANIFEST + 1)
-    with pytest.raises(fedmom.FedMomError, match="manifest.json has 67,108,865 bytes"):
+    with pytest.raises(fedmom.FedMomError, match=r"manifest\.json has 67,108,865 bytes"):
         fedmom.load_data(store)
 
 

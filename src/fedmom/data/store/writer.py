@@ -211,8 +211,8 @@ class Packer:
         content = json.dumps(manifest, indent=1).encode()
         if len(content) > LARGEST_MANIFEST:  # it could not be read back
             raise FedMomError(
-                f"The names of columns and classes of {self._name} take {len(content):,} bytes. They"
-                f" must take at most {LARGEST_MANIFEST:,}: give shorter names, or numbers."
+                f"The names of columns and classes of {self._name} take {len(content):,} bytes."
+                f" They must take at most {LARGEST_MANIFEST:,}: give shorter names, or numbers."
             )
         (self._working / MANIFEST).write_bytes(content)
         _publish(self._working, self._folder)
