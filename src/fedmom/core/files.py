@@ -24,7 +24,7 @@ LOCK = ".lock"
 _THREAD = threading.local()
 LINES_IN_MEMORY = 8  # bytes for one in the file, once they are Python objects
 LARGEST = 2**24  # bytes of a file of facts, or of a line of a log: FedMom writes no larger ones
-LARGEST_GIVEN = 2**20  # bytes of a file that a user writes
+LARGEST_TOML = 2**16  # bytes: reading a name of many dots takes their number squared
 # Windows has none of the last three; there, what a path is was looked at just before.
 SAFELY = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 LONGEST = 160  # letters of a path that are shown
@@ -104,17 +104,18 @@ def read_file(path: Path, most: int | None = LARGEST) -> bytes:
             return file.read(size)
 
 
-def read_named(path: Path, what: str) -> bytes:
+def read_named(path: Path, what: str, most: int) -> bytes:
     """Return the content of a file that the user names, which may be a link or a pipe.
 
     Args:
         path: The file.
         what: What it must be, for the message if it is too long for that.
+        most: How many bytes it may have.
     """
     with path.open("rb") as file:
-        content = file.read(LARGEST_GIVEN + 1)
-    if len(content) > LARGEST_GIVEN:
-        raise FedMomError(f"{path} is not {what}: it has more than {LARGEST_GIVEN:,} bytes.")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise FedMomError(f"{path} is not {what}: it has more than {most:,} bytes.")
     return content
 
 

@@ -206,7 +206,7 @@ def _check_header(path: Path) -> None:
     with open_file(path) as file:
         size, head = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         try:
-            tensors = parse_json(file.read(head)) if head <= LONGEST_HEADER else {"": None}
+            tensors: Any = parse_json(file.read(head)) if head <= LONGEST_HEADER else None
             ends = [about["data_offsets"][1] for about in tensors.values() if "dtype" in about]
             whole = size == 8 + head + max(ends, default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):

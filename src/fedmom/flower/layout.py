@@ -19,7 +19,14 @@ from typing import Any
 import tomli_w
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import inner_folder, make_folder, naming, read_file, write_atomic
+from fedmom.core.files import (
+    LARGEST_TOML,
+    inner_folder,
+    make_folder,
+    naming,
+    read_file,
+    write_atomic,
+)
 
 INSIDE = "127.0.0.1:8000"  # where the SuperLink listens, if devices do not call it on loopback
 SERVER, DEVICE = "server.toml", "device.toml"
@@ -218,7 +225,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what a file says, which must have some texts and addresses."""
     try:
-        facts = tomllib.loads(read_file(file).decode())
+        facts = tomllib.loads(read_file(file, LARGEST_TOML).decode())
     except FileNotFoundError:
         raise FedMomError(f"{file.parent} does not hold {needed}.") from None
     except (ValueError, RecursionError) as error:
