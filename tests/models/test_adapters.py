@@ -209,6 +209,7 @@ def test_mistakes_are_sentences(net, options, says):
 
 BAD_NAMES = [
     *("loss", "round", "split", "clients", "samples", "lower_is_better", "unranked", "run", "row"),
+    "crc32",
     *("values", "metrics", "diagnostics", "cohort", "rejected", "mse_p10", "mse_p90_identical"),
     *("", "a b", "a/b", "..", "a\0", "a\n", "é" * 61, "1st", "<b>"),
 ]

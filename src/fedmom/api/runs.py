@@ -20,7 +20,7 @@ from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.core.validation import Between, Seed
 from fedmom.data.given import conformed
 from fedmom.data.schema import Schema
-from fedmom.experiments import provenance, results
+from fedmom.experiments import decided, provenance, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.execute import warn
 from fedmom.experiments.folder import RunFolder
@@ -97,7 +97,9 @@ class _Results:
     def _repr_html_(self) -> str:
         groups = as_groups(self._by_name())
         image = _content(_image(groups), "svg").decode().partition("<svg")
-        return f"{_html_table(result_tables.grid(groups, target(groups)))}<svg{image[2]}"
+        made = ((group.label, decided.parts(group.runs[0].settings())) for group in groups)
+        told = "".join(f"<p>{html.escape(f'{name}: {of}')}</p>" for name, of in made if of)
+        return f"{_html_table(result_tables.grid(groups, target(groups)))}{told}<svg{image[2]}"
 
 
 @checked_class
@@ -273,7 +275,9 @@ class Run(_Results):
     def __repr__(self) -> str:
         config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
-        return f"<Run {self.path}: {self.result.label}, {self.status}, {place}>"
+        of = decided.parts(self.result.settings())
+        made = f" ({of})" if of else ""
+        return f"<Run {self.path}: {self.result.label}{made}, {self.status}, {place}>"
 
 
 @checked_class

@@ -128,6 +128,20 @@ class Split(NamedTuple):
         return Split(self.start[clients], self.size[clients])
 
 
+def _check_names(what: str, names: Sequence[Any], split: Split) -> None:
+    """Refuse names of clients that are neither texts nor whole numbers, or not one for each."""
+    if len(names) != len(split.size):
+        raise FedMomError(
+            f"{what} has {len(names):,} names. It must have one for each of the"
+            f" {len(split.size):,} clients."
+        )
+    if not isinstance(names, list | tuple | np.ndarray):
+        return  # which makes names when it is asked for them
+    wrong = [name for name in names if not isinstance(name, str | int | np.integer)]
+    if wrong:
+        raise FedMomError(f"{what} contains {short(wrong[0])}. Names are texts or whole numbers.")
+
+
 @checked_class
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
@@ -180,6 +194,9 @@ classes>
 
     def __post_init__(self) -> None:
         """Refuse a population that cannot be trained on, before any work is done."""
+        _check_names("users", self.users, self.train)
+        if self.test_users is not None:
+            _check_names("test_users", self.test_users, self.test)
         if not len(self.users):
             raise FedMomError(f"{self.name} has no clients.")
         empty = np.flatnonzero(self.train.size < 1)

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -35,8 +35,11 @@ def inputs_for(schema: Schema, x: Any, say: Say, tokenizer: Any = None) -> NDArr
         say: Told what could not be checked.
         tokenizer: That of the training data, for texts.
     """
+    if hasattr(x, "to_pandas"):  # a table or series of Arrow, polars, xarray
+        x = x.to_pandas()
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return _of_frame(schema, x, say)
+    _refuse_named_values(x)
     texts = _texts(x) if schema.kind == "text" or schema.tokens is not None else None
     if texts and schema.tokens is not None:
         return _tokens_of(schema, texts, tokenizer)
@@ -63,6 +66,21 @@ def _tokens_of(schema: Schema, texts: Sequence[str], tokenizer: Any) -> NDArray[
     check_tokens(how.tokens, schema, "tokenizer")
     cut = schema.task != "sequence"  # as in training
     return first_tokens(how, texts, length, "x", cut=cut).astype(np.int32)
+
+
+def _refuse_named_values(x: Any) -> None:
+    """Refuse values that have names where these would be ignored."""
+    rows = x if isinstance(x, list | tuple) else ()
+    for row, each in enumerate(rows):
+        if isinstance(each, Mapping) or hasattr(each, "_fields") or hasattr(each, "iloc"):
+            raise FedMomError(
+                f"x: the values of row {row} have names. Give a DataFrame, in which columns are"
+                " matched by name: pandas.DataFrame(x)."
+            )
+    if hasattr(x, "coords") or hasattr(x, "column_names"):
+        raise FedMomError(
+            f"x is a {type(x).__name__}, whose names would be ignored. Give a DataFrame."
+        )
 
 
 def _check_rows(schema: Schema, x: Any, shape: tuple[int, ...]) -> None:

@@ -1,6 +1,7 @@
 """What is told of a run, round by round: events, and two observers of them."""
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -84,8 +85,8 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         """Write the numbers of a round and its evaluation."""
         if self._writer is None:  # rounds after the checkpoint will be written again
-            # With a suffix, or what began in the same second would be the same file.
-            purge, suffix = event.round + 1, f".{event.round}"
+            # Of a name that nobody can guess, and have put a link at.
+            purge, suffix = event.round + 1, f".{secrets.token_hex(8)}"
             self._writer = self._writer_at(purge_step=purge, filename_suffix=suffix)
         if record := event.record:
             numbers = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import centred_uniform
-from fedmom.core.tracing import of_numbers, traced
+from fedmom.core.tracing import is_numeric, of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models import metrics
@@ -109,7 +109,7 @@ class Model(NamedTuple):
 
     def _per_sample(self, found: Any, labels: jax.Array) -> jax.Array:
         shape = getattr(found, "shape", None)
-        if shape is None:
+        if not is_numeric(found) or shape is None:
             raise FedMomError(
                 f"The model's loss returns {short(found)}. It must return one number per sample."
             )
@@ -161,7 +161,7 @@ size 3. Its last layer must return a number for every class.
             f" ({x.dtype}): {str(error).rstrip('.')}. A model's apply takes parameters, inputs and"
             " a key."
         ) from error
-    if not hasattr(outputs, "shape"):
+    if not is_numeric(outputs) or not hasattr(outputs, "shape"):
         raise FedMomError(
             f"apply of the model returns {short(outputs)}. It must return an array, with a row for"
             " every input."
@@ -181,11 +181,22 @@ def first_form(model: Model) -> Any:
     except jax.errors.JAXTypeError:
         found = model.init(key)
     params = of_numbers("init of the model returns", found)
+    if isinstance(params, Variables) != (model.train is not None and model.state is not None):
+        raise FedMomError(
+            "A model with state has all of these, one without has none: train, state ('average' or"
+            f" 'local'), and an init that returns fedmom.Variables. Here init returns"
+            f" {short(found)}, state is {model.state!r}, and train is {short(model.train)}."
+        )
     trained = params.trained if isinstance(params, Variables) else params
     if not jax.tree.leaves(trained):
         raise FedMomError(
             f"init of the model returns {short(found)}. It must return parameters, which are"
             " trained: an array, or lists, tuples and dicts of arrays."
+        )
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(params)):
+        raise FedMomError(
+            "The model's state has a random key, which cannot be averaged or kept. Leave it out:"
+            " apply is given a key."
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(trained):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -199,8 +210,8 @@ def first_form(model: Model) -> Any:
 def _check_metric(metric: Metric, outputs: Any, labels: NDArray[Any]) -> None:
     """Refuse a metric of the user's own that does not return a number, or a row, per sample."""
     found = traced(metric.per_sample, outputs, labels)
-    shape = getattr(found, "shape", ())
-    if shape[:1] != (ROWS,) or len(shape) > 2 or found.dtype.kind not in "biuf":
+    shape = getattr(found, "shape", ()) if is_numeric(found) else ()
+    if shape[:1] != (ROWS,) or len(shape) > 2 or jnp.issubdtype(found.dtype, jnp.complexfloating):
         raise FedMomError(
             f"The metric {metric.name} returns {short(found)} for {ROWS} samples. It must return"
             " one number per sample, or one row of numbers."
@@ -214,10 +225,8 @@ def _check_metric(metric: Metric, outputs: Any, labels: NDArray[Any]) -> None:
         return
     for sums in (np.ones((ROWS, *shape[1:])), np.ones(shape[1:])):
         value = metric.value(sums)
-        if (
-            getattr(np.asarray(value, object), "shape", None)
-            != sums.shape[: sums.ndim - len(shape[1:])]
-        ):
+        wanted = sums.shape[: sums.ndim - len(shape[1:])]
+        if not is_numeric(value) or np.shape(value) != wanted:
             raise FedMomError(
                 f"value of the metric {metric.name} returns {short(value)} for sums of shape"
                 f" {sums.shape}. It must return one number for every row."

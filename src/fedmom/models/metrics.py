@@ -167,6 +167,7 @@ def perplexity() -> Metric:
     return Metric("perplexity", entropies, _exponential, higher_is_better=False)
 
 
+@checked
 @lru_cache
 def f1(*, average: Literal["macro", "micro"] = "macro") -> Metric:
     """The harmonic mean of precision and recall, of classes or of labels.
