@@ -367,6 +367,7 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "servers.fedyogi": of(fedmom.servers.fedyogi, beta2=0.99, **adaptive),
         "servers.averaged": of(fedmom.servers.averaged, optimizer=optax.sgd(1.0), decay=0.9),
         "metrics.top": of(fedmom.metrics.top, k=2),
+        "metrics.position_top": of(fedmom.metrics.position_top, k=2),
         "metrics.auc": lambda: Call(fedmom.metrics.auc, {}),
         "theory.Constants": of(theory.Constants, smoothness=1.0, variance=1.0, gap=1.0),
         "theory.Setting": of(theory.Setting, clients=4, per_round=2, local_steps=1),

@@ -131,7 +131,7 @@ def _categories(
     known: dict[str, Sequence[str] | None] = {
         name: own for name, own in table.categories.items() if name in inputs_from
     }
-    for name in listed(asked or (), table.columns):
+    for name in listed(() if asked is None else asked, table.columns):
         if name not in inputs_from:
             raise FedMomError(
                 f"{table.name}: categories names {short(name)}, which is not a column of inputs."

@@ -69,7 +69,7 @@ def _listed(what: str, number: int, row: Any) -> list[Any]:
         if not isinstance(value, int | np.integer | str):
             raise FedMomError(
                 f"{what}: place {place} of row {number} is {short(value)} {COUNTED}. Sequences of"
-                " different lengths are lists of whole numbers or, of labels, of texts."
+                " different lengths (pad=) are lists of whole numbers or, of labels, of texts."
             )
     return list(found)
 
