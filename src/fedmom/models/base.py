@@ -47,7 +47,8 @@ class Model(NamedTuple):
         init: ``init(key) -> params``, any tree of arrays; ``Variables`` where there is state.
         apply: ``apply(params, x, key) -> outputs`` of a batch. ``key`` is for dropout and the
             like; it is None in evaluation.
-        loss: ``loss(outputs, labels) ->`` one number per sample; by default ``cross_entropy``.
+        loss: ``loss(outputs, labels) ->`` one number per sample, or a sum and a count of terms per
+            sample; by default ``cross_entropy``.
         metrics: What it is evaluated by, next to the loss; the first is what tables rank by. By
             default the accuracy.
         train: ``train(variables, x, key) -> outputs, state, own_state``: how a model with state
@@ -73,7 +74,7 @@ class Model(NamedTuple):
     state: StateChoice | None = None
 
     def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the loss of every sample; refuse a loss that is a mean over the batch.
+        """Return the loss of every sample: of a sequence, the mean over its positions.
 
         Args:
             outputs: The model's outputs, one row per sample.
@@ -82,7 +83,31 @@ class Model(NamedTuple):
         Returns:
             One number per sample.
         """
+        found, counts = self.loss_sums(outputs, labels)
+        return found if counts is None else found / jnp.maximum(counts, 1)
+
+    def loss_sums(
+        self, outputs: jax.Array, labels: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return the loss of every sample as a sum and a count of terms, such as positions.
+
+        The loss of samples together is the mean over their terms. A loss that is a mean over the
+        batch is refused.
+
+        Args:
+            outputs: The model's outputs, one row per sample.
+            labels: The samples' labels.
+
+        Returns:
+            The sums, and the counts; None where each sample counts one.
+        """
         found = self.loss(outputs, labels)
+        if isinstance(found, tuple) and len(found) == 2:
+            sums, counts = (self._per_sample(each, labels) for each in found)
+            return sums, counts
+        return self._per_sample(found, labels), None
+
+    def _per_sample(self, found: Any, labels: jax.Array) -> jax.Array:
         shape = getattr(found, "shape", None)
         if not is_numeric(found) or shape is None:
             raise FedMomError(
@@ -93,7 +118,7 @@ class Model(NamedTuple):
                 f"The model's loss has shape {shape} for {len(labels)} samples. A loss"
                 " returns one number per sample: leave out the mean over the batch."
             )
-        return found
+        return jnp.asarray(found)
 
 
 def fitted(model: Model, features: Features) -> Model:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, open_file, read_file, write_atomic
 from fedmom.core.progress import bars
-from fedmom.data.federated import Columns, Features, FederatedData, Split, Task, capacity
+from fedmom.data.federated import Columns, Features, FederatedData, Split, Task, Tokens, capacity
 from fedmom.data.schema import check_columns
 from fedmom.data.store import FORMAT, LARGEST_MANIFEST, MANIFEST, TABLES
 
@@ -54,6 +54,7 @@ class Manifest(BaseModel):
     task: Task = "classes"  # stores of earlier versions have no other
     class_names: tuple[str, ...] | None = None
     columns: Columns | None = None  # of a table, in stores of later versions than the first
+    tokens: Tokens | None = None  # of sequences of different lengths, in later versions still
     training_clients: Annotated[int, Field(ge=1, strict=True)]
     source: dict[str, Any]
     arrays: dict[str, StoredArray]
@@ -160,7 +161,7 @@ def load_store(folder: Path) -> FederatedData:
     users = UserNames(characters, ends[:trained])
     test_users = UserNames(characters, ends[trained:], int(ends[trained - 1])) if others else None
     features = Features(manifest.kind, manifest.shape, manifest.classes, manifest.task)
-    names = manifest.class_names, manifest.columns
+    names = manifest.class_names, manifest.columns, manifest.tokens
     data = FederatedData(manifest.name, users, features, arrays, train, test, test_users, *names)
     object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
     return data

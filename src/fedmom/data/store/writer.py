@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, naming
-from fedmom.data.federated import Columns, Features, FederatedData, Split
+from fedmom.data.federated import Columns, Features, FederatedData, Split, Tokens
 from fedmom.data.store import FILES, FORMAT, LARGEST_MANIFEST, MANIFEST, TABLES
 
 Range = tuple[int, int]  # the first, and how many
@@ -55,7 +55,8 @@ def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> 
         if "at" in data.arrays:
             cut, columns["at"] = _windows, ("int32", ())
     own_test = [data.test] if data.test_users is None else []
-    known = data.name, data.features, columns, source, data.class_names, data.columns
+    names = data.class_names, data.columns, data.tokens
+    known = data.name, data.features, columns, source, *names
     with Packer(folder, *known) as packer:
         for k, user in enumerate(data.users):
             arrays, ranges = cut(data, k, [data.train, *own_test])
@@ -116,9 +117,10 @@ class Packer:
         source: Mapping[str, Any],
         class_names: Sequence[str] | None = None,
         named: Columns | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._folder, self._name, self._features = folder, name, features
-        self._named = None if named is None else named._asdict()
+        self._named, self._tokens = named and named.plain(), tokens and tokens._asdict()
         self._class_names = None if class_names is None else list(class_names)
         self._source = dict(source)
         self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
@@ -201,6 +203,7 @@ class Packer:
             **self._features._asdict(),
             "class_names": self._class_names,
             "columns": self._named,
+            "tokens": self._tokens,
             "training_clients": self._trained,
             "source": self._source,
             "arrays": {

@@ -24,7 +24,8 @@ from fedmom.core.prng import clients_key
 from fedmom.core.types import Params, Say
 from fedmom.data.batches import place
 from fedmom.data.federated import FederatedData
-from fedmom.data.schema import Schema, listed
+from fedmom.data.rows.values import listed
+from fedmom.data.schema import Schema
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.client_programs import ClientTask, compiled
 from fedmom.runtimes.devices import wire
