@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -85,9 +86,10 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         """Write the numbers of a round and its evaluation."""
         if self._writer is None:  # rounds after the checkpoint will be written again
-            # Of a name that nobody can guess, and have put a link at.
-            purge, suffix = event.round + 1, f".{secrets.token_hex(8)}"
-            self._writer = self._writer_at(purge_step=purge, filename_suffix=suffix)
+            # A name that nobody can guess and plant a link at. TensorBoard reads files in the
+            # order of their names, which otherwise have whole seconds.
+            suffix = f".{time.time_ns():020}.{secrets.token_hex(8)}"
+            self._writer = self._writer_at(purge_step=event.round + 1, filename_suffix=suffix)
         if record := event.record:
             numbers = {
                 name: getattr(record, name)
