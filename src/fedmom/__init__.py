@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
     from fedmom.experiments.observers import Event
-    from fedmom.models import METRICS, MODELS, losses, metrics
+    from fedmom.models import ADAPTATIONS, METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
     from fedmom.models.adapters import model
-    from fedmom.models.base import Model
+    from fedmom.models.base import Adapted, Model
+    from fedmom.models.fine_tuning import frozen, lora
     from fedmom.models.metrics import Metric
-    from fedmom.models.variables import Variables
+    from fedmom.models.pretrained import pretrained
+    from fedmom.models.variables import Variables, Whole
     from fedmom.runtimes import RUNTIMES
     from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot
     from fedmom.runtimes.cluster.runtime import RayRuntime
@@ -66,11 +68,13 @@ _HOMES = {
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
     "experiments.observers": ("Event",),
-    "models": ("METRICS", "MODELS"),
+    "models": ("ADAPTATIONS", "METRICS", "MODELS"),
     "models.adapters": ("model",),
-    "models.base": ("Model",),
+    "models.base": ("Adapted", "Model"),
+    "models.fine_tuning": ("frozen", "lora"),
     "models.metrics": ("Metric",),
-    "models.variables": ("Variables",),
+    "models.pretrained": ("pretrained",),
+    "models.variables": ("Variables", "Whole"),
     "runtimes": ("RUNTIMES",),
     "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot"),
     "runtimes.cluster.runtime": ("RayRuntime",),

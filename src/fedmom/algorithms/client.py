@@ -14,7 +14,7 @@ from fedmom.core.prng import bits, fold_in, folded_bits
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model
-from fedmom.models.variables import Variables
+from fedmom.models.variables import Variables, whole
 
 Carry = tuple[Params, optax.OptState, jax.Array, Any]  # model, solver, sum of losses, state
 Change = Callable[[Params, Params], Params]
@@ -57,6 +57,7 @@ class LocalProblem(NamedTuple):
         lr: γ in this round.
         capacity: Room for the client's shuffled order.
         kept: Of a model with state, what the client has beside the parameters.
+        frozen: The parameters that are not trained, if the model has some.
 
     Examples:
         Local steps with weight decay, for a ``fedmom.Client``:
@@ -79,6 +80,7 @@ class LocalProblem(NamedTuple):
     lr: jax.Array
     capacity: int
     kept: Kept | None = None
+    frozen: Params | None = None
 
     def train(
         self, params: Params, key: jax.Array, correct: Change | None = None
@@ -154,14 +156,15 @@ class LocalProblem(NamedTuple):
         # Rows of another batch fill the last one of an epoch up, or its statistics would be those
         # of one sample many times.
         x, y = self.read(self.arrays, self.start + rows % self.size)
-        whole = Variables(shared, state[0], own, state[1])
-        outputs, *state = self.model.train(whole, x, fold_in(key, 1))
+        params = whole(Variables(shared, state[0], own, state[1]), self.frozen)
+        outputs, *state = self.model.train(params, x, fold_in(key, 1))
         losses = jnp.where(rows < self.size, self.model.losses(outputs, y), 0)
         return jnp.sum(losses) / jnp.sum(rows < self.size), tuple(state)
 
     def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
         x, y = self.read(self.arrays, self.start + jnp.minimum(rows, self.size - 1))
-        losses = self.model.losses(self.model.apply(w, x, fold_in(key, 1)), y)
+        outputs = self.model.apply(whole(w, self.frozen), x, fold_in(key, 1))
+        losses = self.model.losses(outputs, y)
         return jnp.sum(jnp.where(rows < self.size, losses, 0))
 
 

@@ -35,7 +35,7 @@ from fedmom.models import base
 from fedmom.models.adapters import example
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, check_names
-from fedmom.models.variables import Variables
+from fedmom.models.variables import Variables, whole
 
 HIGHEST_SEED = 2**32 - 1
 PART_NAME = r"(?!(client|server)$)[A-Za-z][\w -]*"
@@ -167,10 +167,10 @@ class Workload:
         """
         if "tried" in self.__dict__:
             return
-        model = self.model
+        model = self.model.plain
         if not all(map(_is_built_in, (model.init, model.loss, *model.metrics))):
             base.check(model, self.data.features, example(self.data))
-        params = base.first_form(model)
+        params = base.first_form(self.model)
         try_method(self.algorithm, params.trained if isinstance(params, Variables) else params)
         self.__dict__["tried"] = True
 
@@ -190,6 +190,21 @@ class Workload:
     def params(self) -> Params:
         """Return the model's first parameters."""
         return self.model.init(init_key(self.seed))
+
+    @cached_property
+    def frozen(self) -> Params | None:
+        """The parameters that are not trained, nor sent, if the model has some."""
+        adapted = self.model.adapted
+        return None if adapted is None else jax.device_put(adapted.frozen(init_key(self.seed)))
+
+    def merged(self, params: Params) -> Params:
+        """Return the parameters of ``model.plain``: those that are trained and those that are not.
+
+        Args:
+            params: The model's parameters, as in ``State`` and as ``fedmom.model_of`` returns.
+        """
+        adapted = self.model.adapted
+        return params if adapted is None else adapted.merged(whole(params, self.frozen))
 
     def broadcast_form(self) -> Any:
         """Return the shapes and types of what clients receive."""

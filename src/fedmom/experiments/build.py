@@ -13,6 +13,7 @@ from fedmom import models
 from fedmom.algorithms import SCHEDULES, schedules
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms.base import Algorithm
+from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError, ServerDivergedError
@@ -22,7 +23,7 @@ from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import decided, defaults, object_names
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
-from fedmom.models import adapters
+from fedmom.models import adapters, base
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
@@ -139,7 +140,9 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     if config.diagnostics and config.diagnostics_every is None:
         every = diagnostics.plan(workload.work, data.train.size, config.rounds)
         config = config.model_copy(update={"diagnostics_every": every})
-    return Experiment(config, workload, pace, tuple(_eta_notes(config, data.clients)))
+    return Experiment(
+        config, workload, pace, (*_eta_notes(config, data.clients), *_bytes_notes(workload))
+    )
 
 
 def parts(
@@ -161,6 +164,8 @@ def parts(
         decided.asked_weighting(config),
     )
     model = models.build(config.model, features, integers=integers)
+    if config.adapt is not None:
+        model = models.adapted(model, config.adapt)
     work = algorithm.work
     if work is None:
         work = LocalWork(
@@ -290,6 +295,20 @@ def _check_steps(config: RunConfig, work: LocalWork, most: int, rounds: Sequence
                 f"{kebab(name)} {getattr(config, name)} means {steps:.3g} local steps in"
                 f" round {t + 1}, more than the {MOST:,} that can be counted. Take fewer."
             )
+
+
+def _bytes_notes(workload: Workload) -> list[str]:
+    """Say how much of a model that is trained in part is sent."""
+    if workload.model.adapted is None:
+        return []
+    sent, plain = (
+        Form.of(base.first_form(model)) for model in (workload.model, workload.model.plain)
+    )
+    return [
+        f"{sent.numbers:,} numbers are trained, of a model of {plain.numbers:,}. A client is sent"
+        f" {sent.bytes / 1e6:.3g} MB in a round and returns as much, instead of"
+        f" {plain.bytes / 1e6:.3g} MB."
+    ]
 
 
 def _eta_notes(config: RunConfig, clients: int) -> list[str]:

@@ -16,6 +16,7 @@ from fedmom.algorithms.base import Algorithm, Rule
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.core.errors import FedMomError
 from fedmom.core.identity import given_name, label
+from fedmom.core.registry import joined
 from fedmom.core.types import Weighting
 from fedmom.experiments.settings import RunConfig
 
@@ -67,7 +68,7 @@ def asked_weighting(config: RunConfig) -> Weighting:
 
 def own_aggregate(spec: str) -> str:
     """Return stages and rule without those of the algorithm."""
-    parts = [part for part in algorithms.split_aggregate(spec) if not is_decided(part)]
+    parts = [part for part in joined(spec) if not is_decided(part)]
     return "+".join(parts) or algorithms.MEAN
 
 

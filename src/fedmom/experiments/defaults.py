@@ -8,6 +8,7 @@ from fedmom.algorithms import named as algorithms
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import decided
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
+from fedmom.models import identified
 
 MODELS = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
 # Settings of the local work, which some algorithms bring along.
@@ -62,6 +63,8 @@ def complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = MODELS[data.features.kind]
+    if config.adapt is not None:
+        filled["adapt"] = identified(config.adapt)
     if config.lr == AUTO:
         filled["lr"] = default_lr(data.features.kind, config.algorithm)
     if config.server_lr == AUTO and decided.has_rate(config.algorithm):

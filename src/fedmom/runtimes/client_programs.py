@@ -37,12 +37,12 @@ class ClientTask(NamedTuple):
 
 
 def compiled(workload: Workload, way: Way) -> Callable[..., Answer]:
-    """Return ``program(broadcast, states, arrays, tasks, key, lr, capacity)``.
+    """Return ``program(broadcast, states, arrays, frozen, tasks, key, lr, capacity)``.
 
     ``tasks`` is a ClientTask per row, as an array of 32-bit integers, which reaches a device
     quicker than its numbers one by one. ``states`` are stacked like the tasks, and so are the
-    answers. ``key`` is that of all clients; the client's own is folded from it inside. Only
-    ``capacity`` and the number of tasks are part of the compiled shape.
+    answers. ``frozen`` is the workload's. ``key`` is that of all clients; the client's own is
+    folded from it inside. Only ``capacity`` and the number of tasks are part of the compiled shape.
 
     ``way``: "one" takes a single task; "few" runs one client after another in one call; "many"
     runs all at once, which fills an accelerator.
@@ -59,14 +59,20 @@ def _compiled(
     model: Model, read: Reader, work: LocalWork, client: Client, way: Way
 ) -> Callable[..., Answer]:
     def program(
-        broadcast: Any, states: Any, arrays: Arrays, tasks: Any, key: Any, lr: Any, capacity: int
+        broadcast: Any,
+        states: Any,
+        arrays: Arrays,
+        frozen: Any,
+        tasks: Any,
+        key: Any,
+        lr: Any,
+        capacity: int,
     ) -> Answer:
         def one(numbers: jax.Array, state: Any) -> Answer:
             task = ClientTask(*numbers)
             own = fold_in(fold_in(key, task.round), task.client)
-            problem = LocalProblem(
-                model, read, work, arrays, task.start, task.size, task.steps, lr, capacity
-            )
+            place = task.start, task.size, task.steps
+            problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, frozen=frozen)
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
             return update, _kept(state, after, (update, metrics)), dict(metrics)

@@ -202,6 +202,7 @@ class LocalRuntime(Simulated):
             broadcast,
             self.states.stacked([task.client for task in part], broadcast),
             self._arrays,
+            self.workload.frozen,
             np.array(part, np.int32),
             self._key,
             lr,
