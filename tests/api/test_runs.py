@@ -264,7 +264,7 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
     ("call", "sentence"),
     [
         (lambda: fedmom.compare("fedavg", **SMALL), r"algorithms is 'fedavg'\. It must be a list"),
-        (lambda: fedmom.compare([], **SMALL), r"algorithms is \[\]\. Give a list"),
+        (lambda: fedmom.compare([], **SMALL), r"algorithms is empty\. Give a list"),
         (lambda: fedmom.sweep({"lr": 0.1}, **SMALL), "a dict from texts to lists of values"),
         (lambda: fedmom.report([]), "no run to report on"),
     ],

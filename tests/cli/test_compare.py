@@ -80,7 +80,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path, stopped):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--seeds=0"], "--seeds 0 must be at least 1"),
+        (["--seeds=0"], "--seeds 0 must be from 1 to 10,000"),
         (["--seeds=2", "--seed=4294967295"], "seed = 4294967296: "),
         (["--seeds=2", "--seed=-1"], "seed = '-1': "),
     ],

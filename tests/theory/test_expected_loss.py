@@ -147,15 +147,15 @@ def test_what_diverges_is_infinite():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda c: expected_excess(c, Plan(1), 0.0, 5), "lr 0"),
-        (lambda c: expected_excess(c, Plan(1), 0.1, 5, momentum=1.0), "momentum 1"),
-        (lambda _: Plan(1, steps=0), "local steps"),
-        (lambda _: Plan(1, decay="linear"), "none of constant, cosine"),
+        (lambda c: expected_excess(c, Plan(1), 0.0, 5), "lr is 0"),
+        (lambda c: expected_excess(c, Plan(1), 0.1, 5, momentum=1.0), "momentum contains 1"),
+        (lambda _: Plan(1, steps=0), "steps .H. must be at least 1"),
+        (lambda _: Plan(1, decay="linear"), "one of constant, cosine"),
         (lambda _: Plan(1, average=1.0), "between 0 and 1"),
         (lambda _: Plan(1, steps=3, epochs=2), "do not divide"),
-        (lambda _: QuadraticClients([1, 0], [1.0], [[0.0], [0.0]], [0.0], [1.0]), "0 samples"),
-        (lambda _: QuadraticClients([1], [0.0], [[0.0]], [0.0], [1.0]), "curvature is 0"),
-        (lambda _: QuadraticClients([1], [1.0], [[0.0]], [-1.0], [1.0]), "variance is -1"),
+        (lambda _: QuadraticClients([1, 0], [1.0], [[0.0], [0.0]], [0.0], [1.0]), "sizes contains 0"),
+        (lambda _: QuadraticClients([1], [0.0], [[0.0]], [0.0], [1.0]), "curvature contains 0"),
+        (lambda _: QuadraticClients([1], [1.0], [[0.0]], [-1.0], [1.0]), "noise contains -1"),
         (lambda _: QuadraticClients([1], [1.0, 2.0], [[0.0]], [0.0], [1.0]), r"shape \(2,\)"),
     ],
 )

@@ -149,5 +149,5 @@ def test_the_map_is_drawn_with_the_task_framed(tmp_path):
 
 
 def test_no_rounds_are_refused():
-    with pytest.raises(fedmom.FedMomError, match="rounds 0"):
+    with pytest.raises(fedmom.FedMomError, match="rounds=0 is not between"):
         best_lr(random_clients(clients=3, dimension=2), Plan(per_round=1), 0)

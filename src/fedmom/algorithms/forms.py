@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_leaves_with_path
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
@@ -28,7 +29,7 @@ shape (). It must return states of the form that init returns.
     forms: list[dict[str, str]] = [
         {
             jax.tree_util.keystr(path): f"{jnp.result_type(leaf)} of shape {jnp.shape(leaf)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            for path, leaf in tree_leaves_with_path(tree)
         }
         for tree in (before, after)
     ]
@@ -72,11 +73,11 @@ class Form(NamedTuple):
         found = Form.of(other)
         if found.structure != self.structure:
             return f"with the structure {found.structure} instead of {self.structure}"
-        for (shape, dtype), (wanted, kind) in zip(found.leaves, self.leaves, strict=True):
-            if shape != wanted:
-                return f"with an array of shape {shape} instead of {wanted}"
-            if dtype != kind:
-                return f"with an array of type {dtype} instead of {kind}"
+        places = [jax.tree_util.keystr(path) for path, _ in tree_leaves_with_path(other)]
+        for place, own, wanted in zip(places, found.leaves, self.leaves, strict=True):
+            for what, here, there in zip(("shape", "type"), own, wanted, strict=True):
+                if here != there:
+                    return f"with {place or 'an array'} of {what} {here} instead of {there}"
         return ""
 
     def fault(self, rows: Params, count: int) -> str:

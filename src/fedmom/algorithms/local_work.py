@@ -14,7 +14,7 @@ from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.tracing import one_number, traced
 from fedmom.core.types import Schedule
-from fedmom.core.validation import Count
+from fedmom.core.validation import MOST, Count
 
 Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
@@ -90,10 +90,19 @@ class LocalWork:
             samples: n_k.
         """
         if self.steps is not None:
-            return max(1, round(schedules.at(self.steps, round_)))
+            return _whole("local-steps", schedules.at(self.steps, round_), round_)
         assert self.epochs is not None
         per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
-        return max(1, round(schedules.at(self.epochs, round_) * per_epoch))
+        return _whole("local-epochs", schedules.at(self.epochs, round_) * per_epoch, round_)
+
+
+def _whole(what: str, steps: float, round_: int) -> int:
+    if steps > MOST:
+        raise FedMomError(
+            f"{what} means {steps:.3g} local steps in round {round_ + 1}, more than the {MOST:,}"
+            " that can be counted. Use fewer."
+        )
+    return max(1, round(steps))
 
 
 @checked

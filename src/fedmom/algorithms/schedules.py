@@ -61,14 +61,15 @@ def at(value: float | Schedule, round_: int) -> float:
         return float(value)
     found = value(round_)
     try:
-        if math.isfinite(number := float(found)) and np.shape(found) == ():
-            return number
+        number = float(found) if np.shape(found) == () else math.nan
     except (TypeError, ValueError):
-        pass
-    raise FedMomError(
-        f"The schedule {getattr(value, '__name__', value)} returns {short(found)} for round"
-        f" {round_}, counted from 0. It must return a number."
-    )
+        number = math.nan
+    if math.isnan(number):
+        raise FedMomError(
+            f"The schedule {getattr(value, '__name__', value)} returns {short(found)} for round"
+            f" {round_}, counted from 0. It must return a number."
+        )
+    return number
 
 
 def _positive(spec: str, key: str, text: str) -> None:

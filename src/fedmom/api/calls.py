@@ -140,8 +140,8 @@ def compare(
         [('avg', 3), ('sgd', 3)]
     """
     values = run_lists.DEFAULTS | _named(settings)
-    if not algorithms:
-        raise FedMomError(f"algorithms is {algorithms!r}. Give a list: ['fedavg', 'fedmom'].")
+    if not len(algorithms):
+        raise FedMomError("algorithms is empty. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
         algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
     specs = {name: _algorithm(algorithm) for name, algorithm in algorithms.items()}
@@ -379,4 +379,6 @@ def _named(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _algorithm(value: Any) -> str:
+    if value is None:
+        raise FedMomError("algorithms has None. Give names, or objects as for fedmom.run.")
     return str(_named({"algorithm": value})["algorithm"])

@@ -24,6 +24,7 @@ from typing import (
 )
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_number
@@ -142,6 +143,8 @@ def kind_of(hint: Any) -> Kind:
     if origin is Annotated:
         return kind_of(inside[0])
     if origin in (Union, types.UnionType):
+        if set(get_args(ArrayLike)) <= set(inside):  # what NumPy takes, the function looks at
+            return ANYTHING
         return _either([kind_of(part) for part in inside])
     if origin is Literal:
         words = _either_of([repr(choice) for choice in inside])
@@ -207,7 +210,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     except ValueError:  # some of Python's own do not tell
-        return True
+        return not isinstance(function, type)
     return True
 
 
@@ -243,6 +246,8 @@ def _of_items(origin: Any, of_item: Kind) -> Kind:
 
     def fits(value: Any) -> bool:
         if isinstance(value, str | bytes) or not isinstance(value, allowed):
+            return False
+        if hasattr(value, "_fields"):  # a named tuple is one thing, such as an optimizer
             return False
         return of_item is ANYTHING or all(map(of_item.test, value))
 
@@ -315,8 +320,12 @@ def short(value: Any) -> str:
         >>> short("lenet"), short([1, 2]), short(np.zeros(3))
         ("'lenet'", '[1, 2]', 'a float64 array of shape (3,)')
     """
+    if isinstance(value, np.ndarray | np.generic) and value.shape == ():
+        value = value.item()
     if _is_array(value):
         return f"a {value.dtype} array of shape {tuple(value.shape)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     if callable(value):
         return f"the function {getattr(value, '__name__', type(value).__name__)}"
     try:

@@ -299,6 +299,8 @@ def user_path(given: str | Path, what: str) -> Path:
         what: Where, such as "--data", for the message.
     """
     text = str(given)
+    if not text:
+        raise FedMomError(f"{what} is empty. Give a path; . is the current folder.")
     if "\0" in text:
         raise FedMomError(f"{what} {text!r} is not a path: it contains a null character.")
     try:

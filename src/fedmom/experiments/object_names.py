@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.core.arguments import short, takes
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
 from fedmom.core.identity import (
@@ -33,10 +36,12 @@ from fedmom.data import DATASETS
 from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
 from fedmom.experiments.decided import is_decided
-from fedmom.experiments.settings import kebab
+from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+
+PLAIN = (str, int, float, np.number, np.bool_)
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +64,11 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(key: str, value: Any) -> Any:
     naming = _NAMING.get(key.replace("-", "_"))
-    if naming is None or isinstance(value, str | int | float):
+    if isinstance(value, PLAIN):
+        return value
+    if naming is None:
+        if key.replace("-", "_") in RunConfig.model_fields:
+            raise FedMomError(f"{key} is {short(value)}. It must be a text or a number.")
         return value
     try:
         return naming[0](value)
@@ -119,8 +128,8 @@ def _function(table: Registry, value: Any) -> str:
     """Name a function that is like those of a table's rows."""
     if not callable(value):
         raise FedMomError(
-            f"{value!r} is no {table.what}. Give a name (`fedmom list` shows them) or a function"
-            " like those that CONTRIBUTING.md shows."
+            f"{kebab(table.what)} is {short(value)}. Give a name (`fedmom list` shows them) or a"
+            " function like those that CONTRIBUTING.md shows."
         )
     table.check_function(label(value), value)
     place = None if given_name(value) else importable(value)
@@ -134,8 +143,8 @@ def _data(value: Any) -> str:
         return _function(DATASETS, value)
     if not isinstance(value, FederatedData):
         raise FedMomError(
-            f"data is a {type(value).__name__}. Give a dataset's name, a path, or what fedmom.from_"
-            "arrays and its like return."
+            f"data is {short(value)}. Give a dataset's name, a path, or what fedmom.from_arrays and"
+            " its like return."
         )
     held = weakref.ref(value)  # a table that kept it would keep its memory for good
 
@@ -175,8 +184,10 @@ def _refuse_uncalled(value: Any) -> None:
 
     A row's function is called with options only, or with a step size that has a default.
     """
-    if not callable(value):
+    if not callable(value) or takes(value, 0):
         return
+    if isinstance(value, type):
+        raise FedMomError(f"algorithm is {short(value)}. Give a name, a function or an object.")
     needed = [
         name
         for name, p in inspect.signature(value).parameters.items()
@@ -190,9 +201,12 @@ def _refuse_uncalled(value: Any) -> None:
         )
 
 
-def _schedule(value: Any) -> str:
-    if not callable(value):
-        raise FedMomError(f"{value!r} is no number, no schedule's name and no function of a round.")
+def _schedule(name: str, value: Any) -> str:
+    if not callable(value) or not takes(value, 1):
+        raise FedMomError(
+            f"{kebab(name)} is {short(value)}. Give a number, a schedule's name or a function of"
+            " the round."
+        )
     return _row(SCHEDULES, label(value), value, lambda: value)
 
 
@@ -208,7 +222,7 @@ def _aggregate(value: Any) -> str:
         return _row(STAGES, "stage", value, lambda: value)
     if isinstance(value, Sequence):
         return "+".join(map(_aggregate, value))
-    raise FedMomError(f"aggregate is a {type(value).__name__}. Give stages and a rule.")
+    raise FedMomError(f"aggregate is {short(value)}. Give stages and a rule.")
 
 
 # How an object becomes the name of a setting, and the tables that the name may be in.
@@ -222,5 +236,8 @@ _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
         table.what: (functools.partial(_function, table), (table,))
         for table in (SOLVERS, SAMPLERS, PACES, RUNTIMES)
     },
-    **dict.fromkeys(("lr", "server_lr", "local_steps", "local_epochs"), (_schedule, (SCHEDULES,))),
+    **{
+        name: (functools.partial(_schedule, name), (SCHEDULES,))
+        for name in ("lr", "server_lr", "local_steps", "local_epochs")
+    },
 }

@@ -285,6 +285,8 @@ def _toml(path: Path, read_bytes: Callable[[], bytes]) -> dict[str, Any]:
 
 
 def _sentence(error: ValidationError) -> str:
+    from fedmom.core.arguments import short  # loads NumPy
+
     first = error.errors()[0]
     key = kebab(str(first["loc"][0])) if first["loc"] else ""
     known = [kebab(name) for name in RunConfig.model_fields]
@@ -295,4 +297,4 @@ def _sentence(error: ValidationError) -> str:
     text = first["msg"].removeprefix("Value error, ").removesuffix(".")
     if not key:
         return f"{text}."
-    return f"{key} = {first['input']!r}: {text[0].lower() + text[1:]}."
+    return f"{key} = {short(first['input'])}: {text[0].lower() + text[1:]}."

@@ -2,16 +2,21 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Between
 
 Array = NDArray[np.float64]
 Number = float | Array  # γ, T and bounds: one of them, or arrays that broadcast
+Rounds = Annotated[int, Between(1, 1_000_000)]
 
 
+@checked_class
 @dataclass(frozen=True)
 class Constants:
     """What the assumptions bound, for one problem and one start.
@@ -39,18 +44,23 @@ class Constants:
     def __post_init__(self) -> None:
         """Refuse constants that no problem has."""
         if not 0 < self.smoothness < math.inf:
-            raise FedMomError(f"L {self.smoothness} is not a number greater than 0.")
-        amounts = {"σ²": self.variance, "f(w_0) - f_inf": self.gap, "G²": self.dissimilarity}
+            raise FedMomError(f"smoothness (L) is {self.smoothness}. It must be greater than 0.")
+        amounts = {
+            "variance (σ²)": self.variance,
+            "gap (f(w_0) - f_inf)": self.gap,
+            "dissimilarity (G²)": self.dissimilarity,
+        }
         for name, value in amounts.items():
             if not 0 <= value < math.inf:
-                raise FedMomError(f"{name} {value} is not a number of 0 or more.")
+                raise FedMomError(f"{name} is {value}. It must be at least 0.")
         if not 1 <= self.similarity < math.inf:
             raise FedMomError(
-                f"B² {self.similarity} is not a number of 1 or more;"
-                " clients that all agree have B² = 1."
+                f"similarity (B²) is {self.similarity}. It must be at least 1; clients that all"
+                " agree have 1."
             )
 
 
+@checked_class
 @dataclass(frozen=True)
 class Setting:
     """How the problem is trained, except for the learning rate γ and the rounds T.
@@ -79,23 +89,26 @@ class Setting:
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         if self.clients < 1:
-            raise FedMomError(f"K = {self.clients} clients: must be at least 1.")
+            raise FedMomError(f"clients (K) is {self.clients}. It must be at least 1.")
         if not 1 <= self.per_round <= self.clients:
             raise FedMomError(
-                f"M = {self.per_round} clients per round is not between 1 and the"
-                f" K = {self.clients} clients."
+                f"per_round (M) is {self.per_round}. It must be from 1 to the number of clients,"
+                f" {self.clients}."
             )
         if self.local_steps < 1:
-            raise FedMomError(f"H = {self.local_steps} local steps: must be at least 1.")
+            raise FedMomError(f"local_steps (H) is {self.local_steps}. It must be at least 1.")
         if not 0 < self.server_lr < math.inf:
-            raise FedMomError(f"server-lr {self.server_lr} is not a number greater than 0.")
+            raise FedMomError(f"server_lr (η) is {self.server_lr}. It must be greater than 0.")
         if not 0 <= self.momentum < 1:
-            raise FedMomError(f"momentum {self.momentum} is not in [0, 1). The paper uses 0.9.")
+            raise FedMomError(
+                f"momentum (β) is {self.momentum}. It must be at least 0 and below 1; the paper"
+                " uses 0.9."
+            )
         # A hair of room below 1/K: weights are sums of floats.
         if not (1 - 1e-9) / self.clients <= self.largest_weight <= 1:
             raise FedMomError(
-                f"The largest weight {self.largest_weight} is not between 1/K"
-                f" = {1 / self.clients:g} and 1."
+                f"largest_weight is {self.largest_weight}. It must be from 1/K ="
+                f" {1 / self.clients:g} to 1."
             )
 
     @property
@@ -122,11 +135,23 @@ class Setting:
         return low * (1 - 1e-9) <= self.server_lr <= high * (1 + 1e-9)
 
 
+def numbers(values: ArrayLike, name: str) -> Array:
+    """Return a number, list or array as floats, or refuse what is not made of finite numbers."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # rows of different lengths
+        array = np.array("")
+    masked = isinstance(values, np.ma.MaskedArray)
+    if masked or array.dtype.kind not in "iuf" or not array.size or not np.isfinite(array).all():
+        raise FedMomError(f"{name} is {short(values)}. It must be one or several finite numbers.")
+    return array.astype(float)
+
+
 def positive(values: ArrayLike, name: str) -> Array:
     """Return the values as floats, or refuse those that are not above 0."""
-    array = np.asarray(values, float)
-    if not (array.size and np.all(array > 0) and np.all(np.isfinite(array))):
-        raise FedMomError(f"{name} {array} is not a number greater than 0.")
+    array = numbers(values, name)
+    if not np.all(array > 0):
+        raise FedMomError(f"{name} is {array.min():g}. It must be greater than 0.")
     return array
 
 

@@ -19,9 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import check_memory
 from fedmom.theory.cohort_weights import weight_moments
-from fedmom.theory.constants import Array
+from fedmom.theory.constants import Array, Rounds, numbers, positive
 from fedmom.theory.quadratic import Plan, QuadraticClients
 
 CEILING = 1e8  # times the first loss: beyond it a run has diverged
@@ -77,8 +79,14 @@ class Moments(NamedTuple):
 PLAIN = [Moments._fields.index(name) for name in ("w", "d", "ww", "wd", "dd")]
 
 
+@checked
 def expected_excess(
-    clients: QuadraticClients, plan: Plan, lr: ArrayLike, rounds: int, *, momentum: ArrayLike = 0.0
+    clients: QuadraticClients,
+    plan: Plan,
+    lr: ArrayLike,
+    rounds: Rounds,
+    *,
+    momentum: ArrayLike = 0.0,
 ) -> Array:
     """Return E f(w_t) - f(w*) after t = 0 ... T rounds, for every γ.
 
@@ -114,6 +122,7 @@ class Recursion:
         self._away = clients.start - clients.minimizer
         self._half = clients.mean_curvature / 2
         count, dimension = clients.curvature.shape
+        check_memory(f"The map of {count:,} clients", 8 * 3 * count**2, "Use fewer clients.")
         eta = plan.eta(count)
         weights = weight_moments(clients.sizes, plan.per_round, plan.weighting, plan.sampler)
         steps = np.broadcast_to(np.asarray(plan.steps, float), (count,))
@@ -275,11 +284,13 @@ def _matrix(g: RoundMoments, beta: Array, decay: float | None, used: list[int]) 
 
 def _checked(lr: ArrayLike, momentum: ArrayLike) -> tuple[Array, Array]:
     """Return γ, shape (n,), and β, shape (n, 1)."""
-    rates, betas = np.broadcast_arrays(
-        np.atleast_1d(np.asarray(lr, float)), np.atleast_1d(np.asarray(momentum, float))
-    )
-    if not (rates > 0).all():
-        raise FedMomError(f"lr {rates.min():g} is not a number greater than 0.")
+    steps, given = np.atleast_1d(positive(lr, "lr")), np.atleast_1d(numbers(momentum, "momentum"))
+    if steps.ndim > 1 or given.ndim > 1 or len({len(steps), len(given), 1}) > 2:
+        raise FedMomError(
+            f"lr has shape {steps.shape}, and momentum {given.shape}. Give one of each, or lists"
+            " of the same length."
+        )
+    rates, betas = np.broadcast_arrays(steps, given)
     if not ((betas >= 0) & (betas < 1)).all():
-        raise FedMomError(f"momentum {betas.max():g} is not in [0, 1). The paper uses 0.9.")
+        raise FedMomError(f"momentum contains {betas.max():g}. It must be at least 0 and below 1.")
     return rates, betas[:, None]

@@ -8,12 +8,15 @@ least (a golden section) could not do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Between
 from fedmom.reports.charts import Chart, Figure, Heat
-from fedmom.theory.constants import Array
+from fedmom.theory.constants import Array, Rounds
 from fedmom.theory.expected_loss import CEILING, Recursion
 from fedmom.theory.measurement_budget import Tick
 from fedmom.theory.quadratic import Plan, QuadraticClients, random_clients
@@ -27,6 +30,7 @@ PER_ROUND = (1, 2, 5, 10, 20, 50)  # clients, the rows of a map
 HORIZONS = (50, 200, 1000, 3000)  # of the general map
 PANELS = ((30, 0.3), (3000, 0.3), (3000, 0.05))  # its condition number, spread of optima and noise
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+Ceiling = Annotated[float, Between(1, 1e15)]
 FULL = 3.0  # the factor of the deepest shade
 NOTE = (
     "Numbers: FedAvg's expected excess loss over FedMom's, each at its own best γ."
@@ -66,7 +70,10 @@ class ExpectedDuel:
         return "a tie"
 
 
-def best_lr(clients: QuadraticClients, plan: Plan, rounds: int, *, momentum: float = 0.0) -> Best:
+@checked
+def best_lr(
+    clients: QuadraticClients, plan: Plan, rounds: Rounds, *, momentum: float = 0.0
+) -> Best:
     """Return the γ with the least expected excess loss after T rounds.
 
     Args:
@@ -87,13 +94,14 @@ def best_lr(clients: QuadraticClients, plan: Plan, rounds: int, *, momentum: flo
     return _search(Recursion(clients, plan), [rounds], [momentum])[0][0]
 
 
+@checked
 def duels(
     clients: QuadraticClients,
     plan: Plan,
-    rounds: Sequence[int],
+    rounds: Sequence[Rounds],
     *,
     momentum: float = 0.9,
-    ceiling: float = CEILING,
+    ceiling: Ceiling = CEILING,
 ) -> list[ExpectedDuel]:
     """Compare FedAvg and FedMom at each method's best γ, for every horizon T.
 
@@ -117,8 +125,9 @@ def duels(
     return [ExpectedDuel(t, *pair) for t, pair in zip(rounds, found, strict=True)]
 
 
+@checked
 def best_momentum(
-    clients: QuadraticClients, plan: Plan, rounds: int, *, ceiling: float = CEILING
+    clients: QuadraticClients, plan: Plan, rounds: Rounds, *, ceiling: Ceiling = CEILING
 ) -> Best:
     """Return the β of 0, 0.5, 0.8, 0.9, 0.95 and 0.99 that is best at its own best γ.
 
@@ -157,7 +166,7 @@ class MomentumMap:
 
 def momentum_map(
     cases: Sequence[tuple[str, QuadraticClients, Plan]],
-    rounds: Sequence[int],
+    rounds: Sequence[Rounds],
     *,
     momentum: float = 0.9,
     ceiling: float = CEILING,
@@ -253,8 +262,8 @@ def _search(
     recursion: Recursion, rounds: Sequence[int], momenta: Sequence[float]
 ) -> list[list[Best]]:
     """Return the best γ of every horizon and β."""
-    if min(rounds) < 1:
-        raise FedMomError(f"rounds {min(rounds)}: must be at least 1.")
+    if not len(rounds) or min(rounds) < 1:
+        raise FedMomError("rounds: give one or several numbers of at least 1.")
     pairs = [(t, beta) for t in rounds for beta in momenta]
     grid = _grid(recursion, max(rounds))
     lrs = np.tile(grid, (len(pairs), 1))

@@ -38,11 +38,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.theory.constants import Array, Constants, Number, Setting, plain, positive
+from fedmom.theory.constants import Array, Constants, Number, Setting, numbers, plain, positive
 from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM, Theorem
 
 
+@checked
 def lemma1(
     constants: Constants,
     setting: Setting,
@@ -80,11 +82,12 @@ def lemma1(
     rate = constants.smoothness * setting.local_steps * lr
     spread = rate * setting.server_lr + rate**2
     noise = half * spread * constants.variance
-    descent = half * setting.local_steps * np.asarray(gradient_square, float)
-    local = half * (1 - spread) * np.asarray(local_squares, float)
-    return plain(np.asarray(loss, float) - descent + noise - local)
+    descent = half * setting.local_steps * numbers(gradient_square, "gradient_square")
+    local = half * (1 - spread) * numbers(local_squares, "local_squares")
+    return plain(numbers(loss, "loss") - descent + noise - local)
 
 
+@checked
 def corollary1_applies(power: float) -> bool:
     """Return whether γ_t ∝ 1/(t+1)^power has an infinite sum and a finite sum of squares.
 
@@ -101,6 +104,7 @@ def corollary1_applies(power: float) -> bool:
     return 0.5 < power <= 1
 
 
+@checked
 def corollary2_display(constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
     """Return Corollary 2's bound as the paper displays it, at its largest γ.
 
@@ -125,6 +129,7 @@ def corollary2_display(constants: Constants, setting: Setting, rounds: ArrayLike
     return plain(8 * constants.smoothness * gap + np.sqrt(noise))
 
 
+@checked
 def theorem2_display(constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
     """Return Theorem 2's bound as the paper displays it, at its largest γ, with one term mended.
 
@@ -159,6 +164,7 @@ def theorem2_display(constants: Constants, setting: Setting, rounds: ArrayLike) 
     return plain(smooth + momentum + 8 * rest / setting.share * np.sqrt(spread))
 
 
+@checked
 def theorem2_constant(constants: Constants, setting: Setting) -> float:
     """Return Theorem 2's C.
 

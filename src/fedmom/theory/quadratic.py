@@ -6,12 +6,15 @@ whole run is linear in the model, and ``expected_loss`` computes its expectation
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.theory.constants import Array
+from fedmom.core.validation import MOST, Between, Seed
+from fedmom.theory.constants import Array, numbers
 
 DECAYS = ("constant", "cosine")
 
@@ -43,13 +46,17 @@ class QuadraticClients:
 
     def __post_init__(self) -> None:
         """Bring all arrays to (K, d), and refuse arrays that do not fit."""
-        sizes, start = np.asarray(self.sizes, float), np.asarray(self.start, float)
+        sizes = np.atleast_1d(numbers(self.sizes, "sizes"))
+        start = np.atleast_1d(numbers(self.start, "start"))
+        for name, array in (("sizes", sizes), ("start", start)):
+            if array.ndim > 1:
+                raise FedMomError(f"{name} has shape {array.shape}. It must have one dimension.")
         shape = (len(sizes), len(start))
         put = object.__setattr__
         put(self, "sizes", sizes)
         put(self, "start", start)
         for name in ("curvature", "optima", "noise"):
-            given = np.asarray(getattr(self, name), float)
+            given = numbers(getattr(self, name), name)
             try:
                 put(self, name, np.broadcast_to(given, shape))
             except ValueError:
@@ -58,12 +65,12 @@ class QuadraticClients:
                     f" {shape[1]} coordinates. Give {shape}, or ({shape[1]},) for all clients."
                 ) from None
         if not (sizes > 0).all():
-            raise FedMomError(f"A client has {sizes.min():g} samples; each needs more than 0.")
+            raise FedMomError(f"sizes contains {sizes.min():g}. Every client must have more than 0 samples.")
         if not (self.curvature > 0).all():
             lowest = self.curvature.min()
-            raise FedMomError(f"A curvature is {lowest:g}; each must be greater than 0.")
+            raise FedMomError(f"curvature contains {lowest:g}. Every value must be greater than 0.")
         if not (self.noise >= 0).all():
-            raise FedMomError(f"A variance is {self.noise.min():g}; none may be below 0.")
+            raise FedMomError(f"noise contains {self.noise.min():g}. Every variance must be at least 0.")
 
     @property
     def weights(self) -> Array:
@@ -91,6 +98,7 @@ class QuadraticClients:
         return float(self.mean_curvature @ away**2 / 2)
 
 
+@checked_class
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How the clients are trained, except for γ, β and the rounds.
@@ -112,23 +120,23 @@ class Plan:
         50.0
     """
 
-    per_round: int
+    per_round: Annotated[int, Between(1, MOST)]
     steps: int | NDArray[np.int64] = 1
     weighting: str = "population"
     sampler: str = "uniform"
     server_lr: float | None = None
     decay: str = "constant"
     average: float | None = None
-    epochs: int | None = None
+    epochs: Annotated[int, Between(1, MOST)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        if np.min(self.steps) < 1:
-            raise FedMomError(f"H = {np.min(self.steps)} local steps: must be at least 1.")
+        if not np.size(self.steps) or np.min(self.steps) < 1:
+            raise FedMomError("steps (H) must be at least 1, for every client.")
         if self.decay not in DECAYS:
-            raise FedMomError(f"decay {self.decay!r} is none of {', '.join(DECAYS)}.")
+            raise FedMomError(f"decay is {self.decay!r}. It must be one of {', '.join(DECAYS)}.")
         if self.average is not None and not 0 < self.average < 1:
-            raise FedMomError(f"average {self.average} is not between 0 and 1. 0.99 is usual.")
+            raise FedMomError(f"average is {self.average}. It must be between 0 and 1.")
         if self.epochs is not None and np.any(np.asarray(self.steps) % self.epochs):
             raise FedMomError(
                 f"{self.epochs} epochs do not divide the local steps {self.steps}."
@@ -181,15 +189,16 @@ def curvature_kinds(sizes: ArrayLike, spread: float, seed: int = 0) -> Array:
     return np.asarray(factors * counts.sum() / (counts @ factors))
 
 
+@checked
 def random_clients(
     *,
-    clients: int = 200,
-    dimension: int = 30,
-    condition: float = 100.0,
-    spread: float = 0.3,
-    noise: float = 0.3,
-    start: float = 3.0,
-    seed: int = 0,
+    clients: Annotated[int, Between(1, 1_000_000)] = 200,
+    dimension: Annotated[int, Between(1, 1000)] = 30,
+    condition: Annotated[float, Between(1, 1e15)] = 100.0,
+    spread: Annotated[float, Between(0, 1e6)] = 0.3,
+    noise: Annotated[float, Between(0, 1e6)] = 0.3,
+    start: Annotated[float, Between(-1e6, 1e6)] = 3.0,
+    seed: Seed = 0,
 ) -> QuadraticClients:
     """Draw a population for the general map.
 

@@ -28,13 +28,15 @@ acts as the server learning rate η/(1-β), except for the factor κ. Proofs are
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.theory.constants import Array, Constants, Number, Setting, plain, positive
+from fedmom.core.validation import Between
+from fedmom.theory.constants import Array, Constants, Number, Rounds, Setting, plain, positive
 
 # e^{2γLH} at the largest γLH that is allowed, 1/4: how much local steps can amplify.
 GROWTH = math.exp(0.5)
@@ -83,6 +85,7 @@ class Theorem:
     limit: Callable[[Constants, Setting, ArrayLike | None], Number]
     refuses: Callable[[Setting], str]
 
+    @checked
     def bound(
         self, constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike
     ) -> Number:
@@ -98,6 +101,7 @@ class Theorem:
         lr, rounds = positive(lr, "lr"), positive(rounds, "rounds")
         return plain(start / (lr * rounds) + linear * lr + square * lr**2)
 
+    @checked
     def schedule_bounds(self, constants: Constants, setting: Setting, lrs: ArrayLike) -> Array:
         """Return the bounds after T = 1, 2, ... rounds of a schedule; refuse one not covered.
 
@@ -113,6 +117,7 @@ class Theorem:
         total = np.cumsum(steps)
         return (start + linear * np.cumsum(steps**2) + square * np.cumsum(steps**3)) / total
 
+    @checked
     def floor(self, constants: Constants, setting: Setting, lr: ArrayLike) -> Number:
         """Return the bound for T → ∞: its terms in γ and γ².
 
@@ -125,6 +130,7 @@ class Theorem:
         lr = positive(lr, "lr")
         return plain(linear * lr + square * lr**2)
 
+    @checked
     def max_lr(
         self, constants: Constants, setting: Setting, rounds: ArrayLike | None = None
     ) -> Number:
@@ -137,6 +143,7 @@ class Theorem:
         """
         return self.limit(constants, self._covered(setting), rounds)
 
+    @checked
     def best_lr(self, constants: Constants, setting: Setting, rounds: ArrayLike) -> Number:
         """Return the allowed γ at which the bound after T rounds is least.
 
@@ -165,7 +172,8 @@ class Theorem:
             lr = lr - np.divide(excess, slope, out=np.zeros_like(lr), where=slope > 0)
         return plain(np.minimum(lr, largest))
 
-    def best(self, constants: Constants, setting: Setting, rounds: int) -> tuple[float, float]:
+    @checked
+    def best(self, constants: Constants, setting: Setting, rounds: Rounds) -> tuple[float, float]:
         """Return ``best_lr`` and the bound there, which is 0 for a start at the minimum.
 
         Args:
@@ -176,6 +184,7 @@ class Theorem:
         lr = float(self.best_lr(constants, setting, rounds))
         return lr, float(self.bound(constants, setting, lr, rounds)) if lr > 0 else 0.0
 
+    @checked
     def applies(
         self, constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike | None = None
     ) -> bool:
@@ -189,6 +198,7 @@ class Theorem:
         """
         return not self.objection(constants, setting, lr, rounds)
 
+    @checked
     def objection(
         self, constants: Constants, setting: Setting, lr: ArrayLike, rounds: ArrayLike | None = None
     ) -> str:
@@ -269,7 +279,8 @@ CORRECTED_FEDMOM = replace(
 )
 
 
-def power_schedule(first: float, power: float, rounds: int) -> Array:
+@checked
+def power_schedule(first: float, power: Annotated[float, Between(0, 100)], rounds: Rounds) -> Array:
     """Return γ_t = first/(t+1)^power for T rounds, as in Corollary 1.
 
     Args:
@@ -284,9 +295,10 @@ def power_schedule(first: float, power: float, rounds: int) -> Array:
         >>> power_schedule(0.2, power=1, rounds=4).round(3).tolist()
         [0.2, 0.1, 0.067, 0.05]
     """
-    return np.asarray(positive(first, "lr") / np.arange(1, rounds + 1) ** power)
+    return np.asarray(positive(first, "first") / np.arange(1, rounds + 1) ** power)
 
 
+@checked
 def power_vanishes(power: float) -> bool:
     """Return whether the bound of Theorem 2' goes to 0 for γ_t ∝ 1/(t+1)^power as T grows.
 
