@@ -217,8 +217,8 @@ class Workload:
 
 def _is_built_in(part: Any) -> bool:
     function = part.per_sample if isinstance(part, Metric) else part
-    inside = ("fedmom.models.built_in", "fedmom.models.losses", "fedmom.models.metrics")
-    return str(function.__module__) in inside
+    inside = ("base", "built_in", "char_gpt", "losses", "metrics")  # of fedmom.models
+    return str(function.__module__) in [f"fedmom.models.{name}" for name in inside]
 
 
 def _check_kind(name: str, value: Any, kind: type, maker: str) -> None:

@@ -321,3 +321,17 @@ def need(model: str, features: Features, kinds: Sequence[str]) -> None:
             f"{model} returns one label per input, and this data has one at every position. Give"
             " a net of your own, which does: fedmom.model (docs/models.md)."
         )
+
+
+def compiled_quickly(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
+    """Compile the drawing of first parameters as one program, with little optimization.
+
+    It runs once. (With no optimization at all, the orthogonal matrix has other numbers.)
+    """
+    compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
+
+    def draw(key: jax.Array) -> Params:
+        # A program inside another has no options of its own.
+        return init(key) if isinstance(key, jax.core.Tracer) else compiled(key)
+
+    return draw
