@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedmom.algorithms.base import Algorithm, Client, Round, Rule, Server, Stage
     from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem
     from fedmom.algorithms.local_work import LocalWork, full_gradient
+    from fedmom.algorithms.methods.diloco import diloco
     from fedmom.algorithms.rules import mean, median, trimmed_mean
     from fedmom.algorithms.stages import clip, noise, quantize
     from fedmom.algorithms.workload import Workload
@@ -52,6 +53,7 @@ _HOMES = {
     "algorithms.base": ("Algorithm", "Client", "Round", "Rule", "Server", "Stage"),
     "algorithms.client": ("LOCAL_TRAINING", "LocalProblem"),
     "algorithms.local_work": ("LocalWork", "full_gradient"),
+    "algorithms.methods.diloco": ("diloco",),
     "algorithms.rules": ("mean", "median", "trimmed_mean"),
     "algorithms.stages": ("clip", "noise", "quantize"),
     "algorithms.workload": ("Workload",),

@@ -95,6 +95,23 @@ class LocalProblem(NamedTuple):
         Returns:
             The parameters after the last step, and the mean loss over the steps.
         """
+        return self.train_from(None, params, key, correct)[:2]
+
+    def train_from(
+        self, solver_state: Any, params: Params, key: jax.Array, correct: Change | None = None
+    ) -> tuple[Params, jax.Array, Any]:
+        """Take the round's local steps with a solver that goes on from an earlier round.
+
+        Args:
+            solver_state: The solver's state; None begins anew.
+            params: Where to start.
+            key: The client's key in this round; it draws the batches and the dropout.
+            correct: ``correct(gradient, params) -> gradient``, applied at every step.
+
+        Returns:
+            The parameters after the last step, the mean loss over the steps, and the solver's
+            state.
+        """
         work = self.work
         solver = work.solver(self.lr) if callable(work.solver) else work.solver
         changes = [_prox(work.prox, params)] if work.prox else []
@@ -109,10 +126,16 @@ class LocalProblem(NamedTuple):
             return optax.apply_updates(w, updates), solver_state, total + loss, state
 
         start, state = self._start(params)
-        carry = (start, solver.init(start), jnp.zeros(()), state)
+        if isinstance(start, Joint) and solver_state is not None:
+            raise FedMomError(
+                "A method whose clients keep their solver's state cannot train a model of which"
+                ' layers stay on the client. Give the model state="average".'
+            )
+        solver_state = solver.init(start) if solver_state is None else solver_state
+        carry = (start, solver_state, jnp.zeros(()), state)
         batches = _shuffled if work.shuffled else _random
-        w, _, total, state = batches(self, descend, carry, key)
-        return self._end(w, state), total / self.steps
+        w, solver_state, total, state = batches(self, descend, carry, key)
+        return self._end(w, state), total / self.steps, solver_state
 
     def _start(self, params: Params) -> tuple[Params, Any]:
         """Return the trained parameters, and the state that training changes."""

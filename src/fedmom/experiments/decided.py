@@ -39,8 +39,10 @@ def settings(config: RunConfig) -> dict[str, Any]:
         found["server_lr"] = _told(made.server)
     if made.work is not None and not takes_lr(config.algorithm):
         found |= of_work(made.work)
+    elif made.work is not None and made.work.batch_size is None:  # FedSGD
+        found["batch_size"] = "all"
     elif made.work is not None:
-        found["batch_size"] = made.work.batch_size or "all"
+        found |= {name: value for name, value in of_work(made.work).items() if name != "lr"}
     if made.stages or made.rule:
         parts = [_told(part) for part in (*made.stages, made.rule) if part is not None]
         own = own_aggregate(config.aggregate)

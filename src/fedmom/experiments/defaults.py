@@ -32,15 +32,17 @@ def default_lr(kind: str, algorithm: str) -> float:
 
     Args:
         kind: "vector", "image" or "text".
-        algorithm: A name, with options or without; what the table does not know is taken for
-            FedAvg.
+        algorithm: A name, with options or without; what the table does not know has a default of
+            its own, or is taken for FedAvg.
 
     Examples:
         >>> default_lr("vector", "fedmom:") < default_lr("vector", "fedavg")
         True
     """
     row = STEP_SIZES[kind]
-    return row.get(algorithm.partition(":")[0], row["fedavg"])
+    name = algorithm.partition(":")[0]
+    own = None if name in row else algorithms.default_of(algorithm, "lr")
+    return row.get(name, row["fedavg"] if own is None else float(own))
 
 
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
