@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedmom.models.base import Adapted, Model
     from fedmom.models.fine_tuning import frozen, lora
     from fedmom.models.metrics import Metric
+    from fedmom.models.precision import bfloat16
     from fedmom.models.pretrained import pretrained
     from fedmom.models.variables import Variables, Whole
     from fedmom.runtimes import RUNTIMES
@@ -75,6 +76,7 @@ _HOMES = {
     "models.base": ("Adapted", "Model"),
     "models.fine_tuning": ("frozen", "lora"),
     "models.metrics": ("Metric",),
+    "models.precision": ("bfloat16",),
     "models.pretrained": ("pretrained",),
     "models.variables": ("Variables", "Whole"),
     "runtimes": ("RUNTIMES",),

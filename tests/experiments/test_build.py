@@ -231,8 +231,8 @@ def test_every_option_of_diloco_reaches_the_clients(option):
     params = jnp.array([0.1, -0.7])
     plain, other = (small(algorithm=f"diloco{more}").work for more in ("", f":{option}"))
     assert np.abs(np.subtract(*(last_step(w.solver(0.1), params) for w in (plain, other)))).max()
-    work = small(algorithm="diloco:steps=7,batch_size=3").work
-    assert (work.count(0, 100), work.batch_size) == (7, 3)
+    work = small(algorithm="diloco:steps=7,batch_size=6,accumulate=2").work
+    assert (work.count(0, 100), work.batch_size, work.accumulate) == (7, 6, 2)
 
 
 SOLVER_VALUES = {

@@ -147,6 +147,11 @@ class LocalProblem(NamedTuple):
                 " work takes one gradient of the client's whole data. Give a batch-size, and no"
                 " fedsgd."
             )
+        if self.work.accumulate > 1:
+            raise FedMomError(
+                f"accumulate {self.work.accumulate} would show a model with state, such as batch"
+                " norm's, smaller batches than those that were asked for. Leave it out."
+            )
         has = self.kept.variables
         start = params if has.own_trained is None else Joint(params, has.own_trained)
         return start, (has.state, has.own_state)
@@ -163,7 +168,15 @@ class LocalProblem(NamedTuple):
         self, w: Params, state: Any, rows: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, Params, Any]:
         if self.work.batch_size is None:
-            return *_over_all(self._loss_sum, w, self.size, key), state
+            parts = (self.size + CHUNK - 1) // CHUNK
+            found = self._in_parts(
+                w, lambda i: i * CHUNK + jnp.arange(CHUNK), parts, self.size, key
+            )
+            return *found, state
+        if self.work.accumulate > 1:
+            parts = rows.reshape(self.work.accumulate, -1)
+            samples = jnp.sum(rows < self.size)
+            return *self._in_parts(w, parts.__getitem__, len(parts), samples, key), state
         (loss, state), gradient = jax.value_and_grad(self._mean_loss, has_aux=True)(
             w, state, rows, key
         )
@@ -183,6 +196,19 @@ class LocalProblem(NamedTuple):
         outputs, *state = self.model.train(params, x, fold_in(key, 1))
         losses = jnp.where(rows < self.size, self.model.losses(outputs, y), 0)
         return jnp.sum(losses) / jnp.sum(rows < self.size), tuple(state)
+
+    def _in_parts(
+        self, w: Params, rows: Callable[[Any], jax.Array], parts: Any, samples: Any, key: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        """Return the mean loss of many samples and its gradient, computed part by part."""
+
+        def add(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
+            part = jax.value_and_grad(self._loss_sum)(w, rows(i), fold_in(key, i))
+            return jax.tree.map(jnp.add, total, part)
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))
+        total = jax.lax.fori_loop(0, parts, add, zero)
+        return jax.tree.map(lambda t: t / samples, total)
 
     def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
         x, y = self.read(self.arrays, self.start + jnp.minimum(rows, self.size - 1))
@@ -250,18 +276,3 @@ def _shuffled(problem: LocalProblem, descend: Descend, carry: Carry, key: jax.Ar
         return jax.lax.fori_loop(0, jnp.minimum(per_epoch, steps - e * per_epoch), step, carry)
 
     return jax.lax.fori_loop(0, (steps + per_epoch - 1) // per_epoch, epoch, carry)
-
-
-def _over_all(
-    loss_sum: Callable[..., jax.Array], w: Params, size: jax.Array, key: jax.Array
-) -> tuple[jax.Array, Params]:
-    """Return the mean loss and its gradient over the client's whole data, chunk by chunk."""
-
-    def chunk(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
-        rows = i * CHUNK + jnp.arange(CHUNK)
-        part = jax.value_and_grad(loss_sum)(w, rows, fold_in(key, i))
-        return jax.tree.map(jnp.add, total, part)
-
-    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))
-    total = jax.lax.fori_loop(0, (size + CHUNK - 1) // CHUNK, chunk, zero)
-    return jax.tree.map(lambda t: t / size, total)

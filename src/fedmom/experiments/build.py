@@ -17,13 +17,13 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError, ServerDivergedError
-from fedmom.core.registry import options, options_of
+from fedmom.core.registry import joined, options, options_of
 from fedmom.core.types import Schedule
 from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import decided, defaults, object_names
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
-from fedmom.models import adapters, base
+from fedmom.models import adapters, base, precision
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
@@ -140,9 +140,8 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     if config.diagnostics and config.diagnostics_every is None:
         every = diagnostics.plan(workload.work, data.train.size, config.rounds)
         config = config.model_copy(update={"diagnostics_every": every})
-    return Experiment(
-        config, workload, pace, (*_eta_notes(config, data.clients), *_bytes_notes(workload))
-    )
+    notes = *_eta_notes(config, data.clients), *_bytes_notes(workload), *_precision_notes(config)
+    return Experiment(config, workload, pace, notes)
 
 
 def parts(
@@ -176,6 +175,7 @@ def parts(
             batches=config.batches,
             solver=algorithms.solver(config.solver),
             prox=config.prox,
+            accumulate=config.accumulate,
         )
     elif decided.takes_lr(config.algorithm):
         work = replace(work, lr=schedules.parse(config.lr))
@@ -308,6 +308,16 @@ def _bytes_notes(workload: Workload) -> list[str]:
         f"{sent.numbers:,} numbers are trained, of a model of {plain.numbers:,}. A client is sent"
         f" {sent.bytes / 1e6:.3g} MB in a round and returns as much, instead of"
         f" {plain.bytes / 1e6:.3g} MB."
+    ]
+
+
+def _precision_notes(config: RunConfig) -> list[str]:
+    """Say where fewer bits will be slower."""
+    if "bfloat16" not in joined(config.adapt or "") or not precision.is_slow_here():
+        return []
+    return [
+        "This processor has no matrix unit for bfloat16 (AMX), so training is slower than without."
+        " Leave bfloat16 out, unless it is for memory."
     ]
 
 

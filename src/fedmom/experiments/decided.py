@@ -82,6 +82,7 @@ def of_work(work: LocalWork) -> dict[str, Any]:
         "local_epochs": _amount(work.epochs, float),
         "batches": work.batches,
         "prox": work.prox,
+        "accumulate": work.accumulate,
         "batch_size": work.batch_size or "all",
         "solver": "sgd" if work.solver is optax.sgd else _told(work.solver),
     }

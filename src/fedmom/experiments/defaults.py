@@ -12,7 +12,15 @@ from fedmom.models import identified
 
 MODELS = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
 # Settings of the local work, which some algorithms bring along.
-LOCAL_WORK = ("local_steps", "local_epochs", "batch_size", "batches", "solver", "prox")
+LOCAL_WORK = (
+    "local_steps",
+    "local_epochs",
+    "batch_size",
+    "batches",
+    "solver",
+    "prox",
+    "accumulate",
+)
 # The client learning rates γ that ``lr = "auto"`` takes. Made by benchmarks/step_sizes.py, with 100
 # rounds of the default settings (M=2, B=10, H=10, population weights) on synthetic, glyphs and
 # shakespeare:roles=100,samples=1000.

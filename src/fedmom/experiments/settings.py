@@ -157,6 +157,12 @@ class RunConfig(BaseModel):
     prox: float = Field(
         0.0, ge=0, le=1e9, description="FedProx's μ: pull towards the server's model."
     )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=MOST,
+        description="Parts in which a batch's gradient is computed, for nets that do not fit.",
+    )
     server_lr: RateOrAuto = Field(
         "auto",
         description="Server step size η: a number, a schedule, or auto"

@@ -26,6 +26,7 @@ METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in 
 ADAPTATIONS = Registry(
     "adaptation",
     {
+        "bfloat16": "fedmom.models.precision:bfloat16",
         "frozen": "fedmom.models.fine_tuning:frozen",
         "lora": "fedmom.models.fine_tuning:lora",
         "pretrained": "fedmom.models.pretrained:pretrained",

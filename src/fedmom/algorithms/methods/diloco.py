@@ -29,6 +29,7 @@ def diloco(
     weight_decay: float = 0.1,
     b1: float = 0.9,
     b2: float = 0.999,
+    accumulate: Annotated[int, Between(1, MOST)] = 1,
 ) -> Algorithm:
     """AdamW on clients, kept over rounds; FedMom on the server (Douillard et al. 2023).
 
@@ -46,6 +47,7 @@ def diloco(
         weight_decay: AdamW's.
         b1: The decay of AdamW's first moment.
         b2: The decay of its second.
+        accumulate: Parts in which a batch's gradient is computed, as of ``LocalWork``.
 
     Returns:
         An algorithm with its own local work.
@@ -59,7 +61,7 @@ def diloco(
     inner, worker = _worker(warmup, weight_decay, b1, b2)
     return Algorithm(
         fedmom(learning_rate, momentum),
-        LocalWork(lr=lr, steps=steps, batch_size=batch_size, solver=inner),
+        LocalWork(lr=lr, steps=steps, batch_size=batch_size, solver=inner, accumulate=accumulate),
         worker,
         mean("cohort"),
     )
