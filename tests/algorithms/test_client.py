@@ -302,7 +302,7 @@ def test_a_batch_in_parts_is_the_batch(batches):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"batch_size": 10, "accumulate": 3}, "accumulate 3 cannot divide batch-size 10"),
+        ({"batch_size": 10, "accumulate": 3}, "accumulate 3 cannot divide batch-size 10 into"),
         ({"batch_size": None, "accumulate": 2}, "accumulate 2 cannot divide batch-size all"),
         ({"accumulate": 0}, "accumulate 0 must be a whole number of at least 1"),
     ],

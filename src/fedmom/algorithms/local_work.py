@@ -78,15 +78,7 @@ class LocalWork:
             raise FedMomError(f"batches {self.batches!r} must be random or shuffled.")
         if not (_is_number(self.prox) and 0 <= self.prox < math.inf):
             raise FedMomError(f"prox {self.prox!r} must be a number of at least 0.")
-        if not (isinstance(self.accumulate, int | np.integer) and self.accumulate >= 1):
-            raise FedMomError(
-                f"accumulate {self.accumulate!r} must be a whole number of at least 1."
-            )
-        if self.accumulate > 1 and (self.batch_size is None or self.batch_size % self.accumulate):
-            raise FedMomError(
-                f"accumulate {self.accumulate} cannot divide batch-size {self.batch_size or 'all'}"
-                " into equal parts."
-            )
+        _check_parts(self.accumulate, self.batch_size)
 
     @property
     def shuffled(self) -> bool:
@@ -108,6 +100,17 @@ class LocalWork:
         assert self.epochs is not None
         per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
         return _whole("local-epochs", schedules.at(self.epochs, round_) * per_epoch, round_)
+
+
+def _check_parts(accumulate: int, batch_size: int | None) -> None:
+    """Refuse a batch in parts that are not equal."""
+    if not (isinstance(accumulate, int | np.integer) and accumulate >= 1):
+        raise FedMomError(f"accumulate {accumulate!r} must be a whole number of at least 1.")
+    if accumulate > 1 and (batch_size is None or batch_size % accumulate):
+        raise FedMomError(
+            f"accumulate {accumulate} cannot divide batch-size {batch_size or 'all'} into equal"
+            " parts."
+        )
 
 
 def _whole(what: str, steps: float, round_: int) -> int:

@@ -66,12 +66,11 @@ def char_gpt(
             params["out"] = STD * jax.random.normal(next(keys), (width, symbols))
         return params
 
-    block = jax.checkpoint(_apply_block, static_argnums=2) if remat else _apply_block
+    through = _through_again if remat else _through
 
     def apply(params: Params, x: jax.Array, _key: jax.Array | None) -> jax.Array:
         stream = params["embedding"][x[:, -read:]] + params["positions"]
-        for each in params["blocks"]:
-            stream = block(each, stream, heads)
+        stream = through(params["blocks"], stream, heads)
         stream = stream if features.task == "sequence" else stream[:, -1]
         out = params["embedding"].T if tied else params["out"]
         return _normalized(params["norm"], stream) @ out
@@ -95,6 +94,26 @@ def _block(keys: Iterator[jax.Array], width: int, layers: int) -> Params:
         "up": dense(width, 4 * width),
         "down": dense(4 * width, width, added),
     }
+
+
+def _through(blocks: list[Params], stream: jax.Array, heads: int) -> jax.Array:
+    for block in blocks:
+        stream = _apply_block(block, stream, heads)
+    return stream
+
+
+def _through_again(blocks: list[Params], stream: jax.Array, heads: int) -> jax.Array:
+    """Apply blocks whose inside is computed again for the gradient.
+
+    As a loop: of blocks one after another, XLA for CPUs would keep the inside all the same.
+    """
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
+
+    @jax.checkpoint
+    def step(stream: jax.Array, block: Params) -> tuple[jax.Array, None]:
+        return _apply_block(block, stream, heads), None
+
+    return jax.lax.scan(step, stream, stacked)[0]
 
 
 def _apply_block(block: Params, stream: jax.Array, heads: int) -> jax.Array:
