@@ -103,6 +103,7 @@ class Experiment:
             bad_replies=self.config.bad_replies,
             **how,
         )
+        del state  # or the first model would be kept until the last round
         try:
             yield from steps
         except ServerDivergedError as error:  # the loop does not know how the server was made
