@@ -106,12 +106,12 @@ def test_stages_and_a_rule_are_joined_by_a_plus(spec, weighting, stages, rule):
     [
         ({"aggregate": "mean+clip:norm=1"}, r"mean is a rule, and a rule comes last"),
         ({"aggregate": "clip+mean"}, r"clip needs norm\. Write clip:norm=\.\.\."),
-        ({"aggregate": "clip:norm=0"}, r"clip: norm=0.0 must be a number greater than 0"),
+        ({"aggregate": "clip:norm=0"}, r"clip: norm 0.0 must be a number greater than 0"),
         ({"aggregate": "mode"}, r"There is no rule 'mode'\."),
         ({"aggregate": "squeeze+mean"}, r"There is no stage 'squeeze'\."),
         ({"aggregate": "trimmed_mean"}, r"trimmed_mean cannot use population weights"),
         ({"aggregate": "median"}, r"median cannot use population weights.* --weighting uniform"),
-        ({"aggregate": "noise:std=-1"}, r"noise: std=-1.0 must be a number greater than 0"),
+        ({"aggregate": "noise:std=-1"}, r"noise: std -1.0 must be a number greater than 0"),
         ({"aggregate": "quantize:bits=1"}, r"quantize: bits=1 must be from 2 to 16"),
         ({"aggregate": "mean:share=1"}, r"mean has no option 'share'"),
         (

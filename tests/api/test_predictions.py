@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -61,6 +62,26 @@ def test_columns_of_a_frame_are_matched_by_name(table_run, frame):
         np.testing.assert_array_equal(table_run.outputs(frame[columns]), expected)
     shares = frame.astype({"u": "float32"}).convert_dtypes()
     np.testing.assert_allclose(table_run.outputs(shares), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Table", "RecordBatch"])
+def test_columns_of_an_arrow_table_are_matched_by_name(table_run, frame, kind):
+    expected = table_run.outputs(frame[COLUMNS])
+    table = getattr(pa, kind).from_pandas(frame[["w", "age", "u"]])
+    np.testing.assert_array_equal(table_run.outputs(table), expected)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda f: [*f.itertuples(index=False)],
+        lambda f: [row for _, row in f.iterrows()],
+        lambda f: f.to_dict("records"),
+    ],
+)
+def test_names_are_not_ignored(table_run, frame, rows):
+    with pytest.raises(FedMomError, match=r"row 0 have names\. .*: pandas\.DataFrame\(x\)"):
+        table_run.predict(rows(frame[["w", "age", "u"]]))
 
 
 def test_columns_of_labels_and_clients_may_be_there(folder, frame):

@@ -98,3 +98,17 @@ def test_a_run_with_its_algorithms_own_name_is_called_by_the_algorithm(tmp_path)
     runs = fedmom.compare(["fedavg", "fedadam:tau=0.01"], **COMMON, out=tmp_path / "runs")
     labels = [run.result.label for run in runs.values()]
     assert labels == ["fedavg", "fedadam:tau=0.01"]
+
+
+def test_a_given_name_that_ends_like_that_of_a_seed_is_kept(tmp_path):
+    names = {"x_seed0": "fedavg", "x": "fedmom"}
+    runs = fedmom.compare(names, out=tmp_path / "runs", **COMMON | {"rounds": 1})
+    assert [run.result.label for run in runs.values()] == ["x_seed0", "x"]
+    seeds = fedmom.compare(names, seeds=2, out=tmp_path / "seeds", **COMMON | {"rounds": 1})
+    assert [run.result.label for run in seeds.values()] == ["x_seed0", "x_seed0", "x", "x"]
+
+
+def test_an_algorithm_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(fedmom.FedMomError, match="fedavg and fedavg are two runs of the name fed"):
+        fedmom.compare(["fedavg", "fedmom", "fedavg"], out=tmp_path / "runs", **COMMON)
+    assert not (tmp_path / "runs").exists()

@@ -9,7 +9,7 @@ DIGITS = "9" * 30
 LARGE = [
     (["--local-steps=4294967296"], "local-steps = '4294967296': must be a whole number from 1 to"),
     (["--local-steps=1e308"], "must be a whole number from 1 to 2147483647"),
-    (["--local-epochs=1e308"], "local-epochs means 1e+308 local steps in round 1"),
+    (["--local-epochs=1e308"], "epochs 1e+308 must be a number greater than 0, at most 3.4e+38"),
     (["--local-epochs=1e9"], "local steps in round 1, more than the 2,147,483,647"),
     (["--batch-size=2147483648"], "batch-size = '2147483648': must be a whole number from 1 to"),
     (["--batch-size=2147483647"], "batch-size 2147483647 needs at least 515.4 GB"),

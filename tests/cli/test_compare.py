@@ -19,7 +19,7 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
     assert "Figure: c/compare.png" in text
     assert "Page: c/compare.html" in text
     assert Path("c/compare.png").read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"Test accuracy 0\.\d+: fed\w+ took \d rounds \(", words(text))
+    assert re.search(r"Test accuracy 0\.\d+: fed\w+( and fed\w+)? took \d rounds \(", words(text))
     folders = [RunFolder.open(tmp_path / "c" / a) for a in ("fedsgd", "fedavg", "fedmom")]
     cohorts = [[r["cohort"] for r in f.rows("rounds.jsonl")] for f in folders]
     assert cohorts[0] == cohorts[1] == cohorts[2]
@@ -37,7 +37,8 @@ def test_compare_uses_the_same_cohorts_and_draws_a_figure_and_a_page(tmp_path):
         assert " ".join([folder.path.name, *ends]) in shown
     for part in ("logreg on synthetic", "3 runs, one seed each", "Settings that differ"):
         assert part in shown
-    assert "One seed is not evidence: use --seeds 10" in words(text)
+    for place in (words(text), shown):
+        assert "One seed is not evidence: use --seeds 10" in place
     assert "The runs have lr 0.001: tune lr for each algorithm" in words(text)
     assert "paired by seed" not in text + shown
 
@@ -90,9 +91,12 @@ def test_seeds_that_there_are_not_are_refused(options, says):
     assert not Path("c").exists()
 
 
-def test_a_comparison_survives_one_that_diverges(tmp_path):
-    text = invoke("compare", *TOO_LARGE, "--algorithms=fedsgd,fedmom", "--out=c")
-    assert "fedmom stopped: Round 1: client" in words(text)
+def test_a_comparison_of_which_all_diverge_is_shown_and_is_an_error(tmp_path, monkeypatch, capsys):
+    options = [*TOO_LARGE, "--algorithms=fedsgd,fedmom", "--out=c"]
+    code, text, err = main(monkeypatch, capsys, "compare", *options)
+    assert code == 2
+    assert "fedmom stopped: Round 1: client" in words(err)
+    assert "No run reached its last round, for the reasons above." in words(err)
     assert text.count("(diverged)") == 2
     assert "took 0 rounds" not in text
     assert "Figure: c/compare.png" in text
@@ -174,7 +178,8 @@ def test_a_comparison_over_seeds_goes_on_where_it_was_stopped(monkeypatch, capsy
 def test_a_comparison_over_seeds_survives_runs_that_diverge(monkeypatch, capsys):
     options = [*TOO_LARGE, "--algorithms=fedsgd,fedmom", "--seeds=3", "--out=c"]
     code, out, err = main(monkeypatch, capsys, "compare", *options)
-    assert code == 0
+    assert code == 2
+    assert "No run reached its last round, for the reasons above." in words(err)
     for seed in range(3):
         assert f"fedmom_seed{seed} stopped: Round 1: client" in words(err)
     assert "fedmom (3 of 3 diverged)" in words(out)

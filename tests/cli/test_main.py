@@ -118,7 +118,7 @@ MISTAKES = [
     (["run", "--data=synthetic", "--pace=buffered"], "buffered needs in_flight"),
     (["run", "--data=synthetic", "--sampler=weighted"], "Add --weighting uniform"),
     (["run", "--data=synthetic", "--aggregate=middle"], "There is no rule 'middle'"),
-    (["run", "--data=synthetic", "--aggregate=clip:norm=-1+mean"], "norm=-1.0 must be a number"),
+    (["run", "--data=synthetic", "--aggregate=clip:norm=-1+mean"], "norm -1.0 must be a number"),
     (["compare", "--algorithms=fedavg,fedavg"], "none twice"),
     (["compare", "--algorithm=fedavg"], "Did you mean '--algorithms'"),
     (["compare", "--algorithms=fedsdg"], "Did you mean 'fedsgd'"),

@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used():
     invoke("run", *SMALL, "--out=r")
     Path("r/checkpoint/round-00000006.safetensors").write_bytes(b"damaged")
     text = words(invoke("resume", "r"))
-    assert "note: r/checkpoint/round-00000006.safetensors is damaged: its checksum" in text
+    assert "note: r/checkpoint/round-00000006.safetensors is damaged: its length is not" in text
     assert "Resuming from the checkpoint before it, of round 3" in text
     assert results.read(Path("r")).finished
     assert Path("r/checkpoint/round-00000006.safetensors.aside-1").read_bytes() == b"damaged"

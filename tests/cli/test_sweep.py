@@ -10,7 +10,7 @@ import pytest
 
 from fedmom.experiments import results
 from fedmom.reports import sweep_page
-from tests.cli.command import SMALL, invoke, page, refused, words
+from tests.cli.command import SMALL, invoke, main, page, refused, words
 from tests.experiments.small import checkpoint_bytes, logs, process, wait_for_rounds
 
 
@@ -66,6 +66,14 @@ def test_a_sweep_survives_one_that_diverges(tmp_path):
     assert "lr1e38 stopped: Round 1: client" in words(again)
     invoke("report", "s")
     assert "Diverged: lr1e38: 0 of 6 rounds (Round 1: client" in page("s/report.html")
+
+
+def test_a_sweep_of_which_all_diverge_is_shown_and_is_an_error(monkeypatch, capsys):
+    options = [*SMALL[:3], "--grid=lr=1e37 1e38", "--out=s"]
+    code, out, err = main(monkeypatch, capsys, "sweep", *options)
+    assert code == 2
+    assert "Page: s/sweep.html" in out
+    assert "No run reached its last round, for the reasons above." in words(err)
 
 
 def test_a_sweep_of_which_nothing_can_run_is_an_error(tmp_path):

@@ -119,7 +119,10 @@ def test_without_out_nothing_is_written():
         (["bounds", "--L=1"], "--sigma2, --gap, --clients, --clients-per-round"),
         (["bounds", "--estimates=none.json"], "none.json cannot be read"),
         (["bounds", "--estimates=bad.json"], "bad.json is not a file of estimates"),
-        (["bounds", *CONSTANTS, *SETTING, "--momentum=1"], r"momentum .* is 1\.0\. It must be at least 0 and below 1"),
+        (
+            ["bounds", *CONSTANTS, *SETTING, "--momentum=1"],
+            r"momentum .* is 1\.0\. It must be at least 0 and below 1",
+        ),
         (["estimate", *TASK, "--clients=1"], "clients 1 is too few"),
         (["estimate", TASK[0], "--algorithm=fedadam"], "There is no bound for fedadam"),
         (["advise", *TINY, "--experiments=nowhere"], "There is no folder nowhere"),

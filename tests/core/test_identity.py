@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import importlib
 import itertools
 import os
 import subprocess
@@ -134,6 +135,30 @@ def keyword_only(rate):
     return (lambda t, k=1: t * k) if rate == 0.1 else (lambda t, *, k=1: t * k)
 
 
+def an_array_of_a_class(rate):
+    class Made(np.ndarray):
+        pass
+
+    return with_attribute(np.zeros(3).view(Made), rate)
+
+
+def a_class_of_a_class(rate):
+    class Kind(type):
+        def __call__(cls):
+            return rate
+
+    class Made(metaclass=Kind):
+        pass
+
+    return Made
+
+
+def of_a_module_without_a_file(rate):
+    sys.modules["made_here"] = module = types.ModuleType("made_here")
+    exec(f"def schedule(t): return {rate} * t", vars(module))
+    return module.schedule
+
+
 def a_net(rate):
     class Net(nn.Module):
         width: int
@@ -183,6 +208,18 @@ MAKERS = {
     "a deque": lambda a: collections.deque([a]),
     "a cycle": cyclic,
     "a net": a_net,
+    "an attribute of an array": an_array_of_a_class,
+    "a class of a class": a_class_of_a_class,
+    "a function of a module without a file": of_a_module_without_a_file,
+    "lists in lists": lambda a: [[1], 2] if a == 0.1 else [[1, 2]],
+    "empty lists in lists": lambda a: [[], [1]] if a == 0.1 else [[[], 1]],
+    "tuples in a default": lambda a: (
+        (lambda r=((1, 2), 3): r) if a == 0.1 else (lambda r=((1,), 2, 3): r)
+    ),
+    "lists in dictionaries": lambda a: (
+        {"k": [[1], 2], "m": 3} if a == 0.1 else {"k": [[1, 2]], "m": 3}
+    ),
+    "lists in objects": lambda a: Schedule([[a], 2] if a == 0.1 else [[0.1, 2]]),
 }
 
 
@@ -262,6 +299,21 @@ def test_what_a_function_takes_from_a_module_of_the_users_counts():
     assert fingerprint(schedule) == before
     mine.RATE = 0.2
     assert fingerprint(schedule) != before
+
+
+@pytest.mark.parametrize("code", ["from mine import RATE as rate", "import mine; rate = mine.RATE"])
+def test_what_a_function_imports_when_it_is_called_counts(tmp_path, monkeypatch, code):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for rate in (0.1, 0.2, 0.1):
+        (tmp_path / "mine.py").write_text(f"RATE = {rate}\nUNUSED = {len(found)}")
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        importlib.invalidate_caches()
+        scope = {}
+        exec(f"def schedule(t):\n    {code}\n    return rate * t", scope)
+        found.append(fingerprint(scope["schedule"]))
+    assert found[0] == found[2] != found[1]
 
 
 def a_generator():

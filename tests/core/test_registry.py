@@ -1,5 +1,6 @@
 """Names with options: how they are read, refused and listed."""
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -136,6 +137,12 @@ class TestSpecs:
         things = table(every=every_kind, needing=needing)
         built = things.build("every:whole=9", "one", whole=1, real=2.0, unknown=5)
         assert built[:3] == ("one", 9, 2.0)
+
+    def test_a_partial_has_the_options_that_its_function_has(self):
+        def solver(lr, *, momentum: float = 0.0):
+            return lr, momentum
+
+        assert options(functools.partial(solver, 0.1), "a:momentum=0.5") == {"momentum": 0.5}
 
     def test_annotations_that_only_type_checkers_know_do_no_harm(self):
         def shy(*, size: int = 3) -> "OnlyForTypeCheckers":  # noqa: F821

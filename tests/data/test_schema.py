@@ -25,7 +25,16 @@ def table():
 
 def test_columns_are_kept_by_all_that_is_made_of_a_table(table, tmp_path):
     found = Schema.of(table)
-    assert found.columns.inputs == (("age", "number"), ("ill", "bool"), ("late", "bool"))
+    columns = found.columns.inputs
+    assert [column[:2] for column in columns] == [
+        ("age", "number"),
+        ("ill", "bool"),
+        ("late", "bool"),
+    ]
+    kept = json.loads(found.to_json())
+    assert kept["columns"]["inputs"][0] == ["age", "number"]  # as before there were categories
+    del kept["tokens"]
+    assert Schema.from_json(json.dumps(kept).encode(), "earlier") == found
     assert (found.columns.label, found.columns.others) == (("y",), ("who",))
     assert (found.class_names, found.dtype, found.shape) == (("no", "yes"), "float32", (3,))
     save_store(table, tmp_path / "store", {})

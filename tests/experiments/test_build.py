@@ -51,7 +51,7 @@ def prepared(**values):
         ({"aggregate": "mode"}, "no rule 'mode'"),
         ({"aggregate": "clipp:norm=1+mean"}, "no stage 'clipp'. Did you mean 'clip'"),
         ({"aggregate": "clip+mean"}, "clip needs norm"),
-        ({"aggregate": "clip:norm=0+mean"}, "norm=0.0 must be a number greater than 0"),
+        ({"aggregate": "clip:norm=0+mean"}, "norm 0.0 must be a number greater than 0"),
         ({"aggregate": "mean+clip:norm=1"}, "mean is a rule, and a rule comes last"),
         (
             {"aggregate": "trimmed_mean:share=0.5", "weighting": "uniform"},

@@ -124,7 +124,13 @@ def test_runs_are_overwritten(tmp_path):
     create(tmp_path / "c", configs(rounds=1), overwrite=True)
 
 
-@pytest.mark.parametrize("file", ["notes.txt", "run/notes.txt", "run/code/a.py"])
+OF_THE_USERS = (
+    *("notes.txt", "run/notes.txt", "run/code/a.py", "run/.notes.tmp"),
+    *("run/checkpoint/round-best.safetensors", "run/checkpoint/checkpoint.json.old"),
+)
+
+
+@pytest.mark.parametrize("file", OF_THE_USERS)
 def test_what_is_no_run_is_not_overwritten(tmp_path, file):
     run(tmp_path / "c" / "run", rounds=1)
     (tmp_path / "c" / COMPARE_LIST).write_text('["run"]')

@@ -27,6 +27,10 @@ def by_samples(samples):
     return samples.astype(float)
 
 
+def at_most_50(samples):
+    return np.minimum(samples, 50.0)
+
+
 MEDIAN = fedmom.Rule(lambda samples: np.ones(len(samples)), each=middle, name="mine")
 HALF = fedmom.Rule(np.sqrt, scale=lambda total, _population: 0.5 / total)
 
@@ -40,6 +44,7 @@ HALF = fedmom.Rule(np.sqrt, scale=lambda total, _population: 0.5 / total)
         (fedmom.mean("uniform"), "uniform", 1.0),
         (fedmom.mean("population"), "population", 3.0),
         (fedmom.Rule(np.sqrt), "own", 1.0),
+        (fedmom.Rule(at_most_50), "own", 1.0),
         (fedmom.Rule(by_samples, lambda _total, population: 1 / population), "population", 3.0),
     ],
 )
@@ -47,6 +52,19 @@ def test_the_server_learning_rate_fits_the_rule(tmp_path, rule, weighting, serve
     run = fedmom.run(algorithm="fedavg", aggregate=rule, out=tmp_path / "run", **COMMON)
     assert (run.settings["weighting"], run.settings["server-lr"]) == (weighting, server_lr)
     assert weighting_of(rule) == weighting
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (fedmom.Rule(lambda _samples: None), "weigh of the rule rule returns None for two clients"),
+        (fedmom.Rule(by_samples, lambda _total, _n: None), "scale of the rule rule returns None"),
+    ],
+)
+def test_a_rule_without_numbers_is_refused(tmp_path, rule, says):
+    with pytest.raises(FedMomError, match=says):
+        fedmom.run(algorithm="fedavg", aggregate=rule, out=tmp_path / "run", **COMMON)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_registered_rule_gets_the_rate_that_the_same_object_gets(tmp_path, monkeypatch):
@@ -95,6 +113,10 @@ def test_the_record_has_the_settings_of_an_algorithm_object(tmp_path):
     assert "local-steps" not in found
     page = run.report().read_text()
     assert all(str(value) in page for value in RECORD.values())
+    shown = "server-lr fedmom(learning_rate=0.1, momentum=0.8), weighting uniform, aggregate clip("
+    assert f" ({shown}norm=7.5)+trimmed_mean(" in repr(run)
+    assert "solver adam, lr polynomial_schedule(" in repr(run)
+    assert f"<p>{run.result.label} (stopped): {shown}norm=7.5)+trimmed_mean(" in run._repr_html_()
     # It resumes with an equal object, and settings that say the same are not in its way.
     again = fedmom.load(run.path, algorithm=ALGORITHM).resume(progress=False)
     assert (again.status, again.settings) == ("finished", run.settings)
@@ -123,6 +145,26 @@ def test_what_an_object_decides_is_not_to_be_given_otherwise(tmp_path, given, sa
     with pytest.raises(FedMomError, match=says):
         fedmom.run(**given, out=tmp_path / "run", **COMMON)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_leaves_out_what_an_object_has_of_its_own(tmp_path):
+    runs = fedmom.compare(
+        {"object": ALGORITHM, "named": "fedavg"},
+        lr=0.003,
+        server_lr=1.5,
+        local_steps=4,
+        out=tmp_path / "runs",
+        **COMMON,
+    )
+    ours, named = runs["object"].settings, runs["named"].settings
+    assert {name: ours[name] for name in RECORD} == RECORD
+    assert "init_value=0.002" in ours["lr"]
+    assert (named["lr"], named["server-lr"], named["local-steps"]) == (0.003, 1.5, 4)
+
+
+def test_a_rule_with_weights_of_its_own_takes_no_weighting(tmp_path):
+    with pytest.raises(FedMomError, match="has its own weights; leave weighting cohort out"):
+        fedmom.run(aggregate=HALF, weighting="cohort", out=tmp_path / "run", **COMMON)
 
 
 def test_a_stage_in_settings_is_added_to_the_rule_of_an_algorithm(tmp_path):

@@ -27,6 +27,8 @@ def test_a_comparison_tells_which_runs_ended_worse(tmp_path):
         runs = fedmom.compare(["fedmom"], **TASK, rounds=4, lr=0.5, out=tmp_path / "runs")
     first, *_, last = (loss for _, loss in runs["fedmom"].result.curve("train", "loss"))
     assert last > first
+    said = f"fedmom: the training loss ended above that of the first model, from {first:.4g} to "
+    assert f"{said}{last:.4g}." in runs.report().read_text()
 
 
 def test_the_default_step_size_is_told_nothing(tmp_path):

@@ -137,7 +137,8 @@ def test_a_store_has_its_checksum_without_being_read(tmp_path, monkeypatch):
     assert known["clients"] == 6
     monkeypatch.undo()
     # Data made from a store's is other data.
-    assert facts(replace(data, users=data.users[:3]))["sha256"] != known["sha256"]
+    parts = {"train": data.train.of(np.arange(3)), "test": data.test.of(np.arange(3))}
+    assert facts(replace(data, users=data.users[:3], **parts))["sha256"] != known["sha256"]
 
 
 def test_a_damaged_record_asks_to_be_accepted(tmp_path):
@@ -158,6 +159,9 @@ def test_a_run_that_has_not_begun_may_be_changed_freely(tmp_path):
 
 
 CODE = """
+import functools
+from math import floor as rounded
+
 import optax
 
 RATE = 1.0
@@ -172,9 +176,39 @@ def helper(momentum):
     return momentum
 
 
+def scaled(factor):
+    def decorate(function):
+        @functools.wraps(function)
+        def run(number):
+            return factor * function(number)
+
+        return run
+
+    return decorate
+
+
+def times(factor):
+    return lambda number: factor * number
+
+
+once, again = times(1.0), times(0.5 + 0.5)
+
+
+@scaled(1.0 + 0.0)
+def decorated(number):
+    return number
+
+
+def lazy():
+    from own_constants import RATE
+
+    return RATE
+
+
 def method(learning_rate=1.0, momentum=0.5):
     "A method of the user's own."
-    return optax.sgd(RATE, helper(momentum), Settings.nesterov)
+    rate = once(RATE) * again(1.0) * decorated(1.0) * rounded(1.5) * lazy()
+    return optax.sgd(rate, helper(momentum), Settings.nesterov)
 """
 
 
@@ -182,9 +216,12 @@ def method(learning_rate=1.0, momentum=0.5):
 def own_code(tmp_path, monkeypatch):
     """Write the user's module, as a new process would find it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
 
-    def write(before="", after=""):
+    def write(before="", after="", rate=1.0):
         assert before in CODE
+        (tmp_path / "own_constants.py").write_text(f"RATE = {rate}\nSMALL = 1.0")
+        monkeypatch.delitem(sys.modules, "own_constants", raising=False)
         (tmp_path / "own_code.py").write_text(CODE.replace(before, after) if before else CODE)
         monkeypatch.delitem(sys.modules, "own_code", raising=False)
         importlib.invalidate_caches()
@@ -201,6 +238,15 @@ def own_code(tmp_path, monkeypatch):
         ("return momentum", "return 0.9 * momentum", "own_code.helper has changed"),
         ("momentum=0.5)", "momentum=0.7)", "own_code.method has changed"),
         ("nesterov = False", "nesterov = True", "own_code.Settings has changed"),
+        ("times(1.0)", "times(0.9)", "own_code.once.factor was 1.0 and is 0.9"),
+        ("times(0.5 + 0.5)", "times(0.9)", "own_code.again.factor was 1.0 and is 0.9"),
+        ("@scaled(1.0 + 0.0)", "@scaled(0.9)", "own_code.decorated.factor was 1.0 and is 0.9"),
+        ("math import floor", "math import ceil", "was math.floor and is math.ceil"),
+        (
+            "own_constants import RATE",
+            "own_constants import SMALL as RATE",
+            "own_code.lazy has changed",
+        ),
     ],
 )
 def test_changed_code_behind_a_name_is_refused(tmp_path, own_code, before, after, says):
@@ -209,6 +255,12 @@ def test_changed_code_behind_a_name_is_refused(tmp_path, own_code, before, after
     assert says in refusal(folder)
     own_code("UNUSED = 1", "# Only a comment.\nUNUSED = 2")
     assert resume(folder).finished
+
+
+def test_a_changed_number_that_is_imported_at_the_call_is_refused(tmp_path, own_code):
+    folder = stopped(tmp_path / "r", algorithm="@own_code.method", momentum=None)
+    own_code(rate=0.9)
+    assert "own_constants.RATE was 1.0 and is 0.9" in refusal(folder)
 
 
 def test_changed_code_can_be_accepted_and_is_not_compared_without_a_record(tmp_path, own_code):

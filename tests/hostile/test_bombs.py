@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from fedmom.core import files
 from fedmom.core.errors import FedMomError
 from fedmom.data import load, source_files
 from fedmom.data.federated import Features
@@ -179,9 +180,18 @@ def test_a_pipe_is_no_data(tmp_path, name):
 
 
 def test_settings_without_end_are_refused(tmp_path):
-    (tmp_path / "long.toml").write_bytes(b"#" * (settings.LARGEST + 1))
-    with pytest.raises(FedMomError, match=r"has 1,048,577 bytes\. It must have at most 1,048,576"):
+    (tmp_path / "long.toml").write_bytes(b"#" * (files.LARGEST_TOML + 1))
+    with pytest.raises(FedMomError, match=r"has 65,537 bytes\. It must have at most 65,536"):
         settings.read(tmp_path / "long.toml")
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + ".a" * 30_000 + " = 1", "x = {'a'" + ". 'a'" * 9_000 + "=1}"]
+)
+def test_names_of_settings_without_end_are_refused(tmp_path, text):
+    (tmp_path / "deep.toml").write_text(text)
+    with pytest.raises(FedMomError, match="a name in it has 100 parts"):
+        settings.read(tmp_path / "deep.toml")
 
 
 def test_a_folder_of_everything_is_not_walked_through(tmp_path):

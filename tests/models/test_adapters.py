@@ -209,6 +209,7 @@ def test_mistakes_are_sentences(net, options, says):
 
 BAD_NAMES = [
     *("loss", "round", "split", "clients", "samples", "lower_is_better", "unranked", "run", "row"),
+    "crc32",
     *("values", "metrics", "diagnostics", "cohort", "rejected", "mse_p10", "mse_p90_identical"),
     *("", "a b", "a/b", "..", "a\0", "a\n", "é" * 61, "1st", "<b>"),
 ]
@@ -230,27 +231,3 @@ def test_a_loss_that_is_a_mean_is_refused():
     model = fedmom.Model(draw, lambda w, x, _key: x @ w, loss=lambda out, _y: out.mean())
     with pytest.raises(fedmom.FedMomError, match=r"shape \(\) for 5 samples. A loss returns one"):
         model.losses(jnp.zeros((5, 2)), jnp.zeros(5))
-
-
-def convolution(pool, *, channel=False):
-    """A net for images. Where they have no channel, pooling leaves nothing of a small batch."""
-    linen = pytest.importorskip("flax.linen")
-
-    class Convolution(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.Conv(4, (3, 3))(x[..., None] if channel else x)
-            x = linen.avg_pool(x, (pool, pool), (pool, pool))
-            return linen.Dense(2)(x.reshape(x.shape[0], -1))
-
-    return Convolution()
-
-
-@pytest.mark.parametrize(("pool", "says"), [(1, "mixes the images"), (2, "cannot be applied to")])
-def test_convolutions_need_a_channel(pool, says):
-    """Without one, flax takes a batch of gray images for one image of many channels."""
-    gray = Features("image", (8, 8), 2)
-    with pytest.raises(fedmom.FedMomError, match=rf"{says}.* begin with x = x\[\.\.\., None\]"):
-        fedmom.model(convolution(pool), gray)
-    fedmom.model(convolution(pool, channel=True), gray)
-    fedmom.model(convolution(pool), Features("image", (8, 8, 1), 2))

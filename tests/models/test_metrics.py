@@ -192,10 +192,12 @@ def test_losses_are_their_definitions():
         [entropy(SEQUENCES[i, t], POSITIONS[i, t]) for t in np.flatnonzero(POSITIONS[i] >= 0)]
         for i in range(N)
     ]
+    total, count = losses.sequence_cross_entropy(SEQUENCES, POSITIONS)
+    np.testing.assert_allclose(total, [sum(row) for row in at], rtol=1e-4)
+    np.testing.assert_array_equal(count, [len(row) for row in at])
+    model = fedmom.Model(lambda key: key, lambda _w, x, _key: x, loss=losses.sequence_cross_entropy)
     means = [np.mean(row) if row else 0.0 for row in at]
-    np.testing.assert_allclose(
-        losses.sequence_cross_entropy(SEQUENCES, POSITIONS), means, rtol=1e-4
-    )
+    np.testing.assert_allclose(model.losses(SEQUENCES, POSITIONS), means, rtol=1e-4)
 
 
 def test_outputs_of_one_dimension_are_not_compared_all_with_all():

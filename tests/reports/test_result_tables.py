@@ -39,10 +39,23 @@ def test_a_verdict_names_few_of_many():
     assert result_tables.verdict(groups, 0.9) == "Test accuracy 0.900: all took 10 rounds."
     groups.append(Group("run 7", [result([0, 0, 0.9])]))
     assert result_tables.verdict(groups, 0.9) == (
-        "Test accuracy 0.900: run 0 took 10 rounds"
-        " (run 1 10, run 2 10, run 3 10, run 4 10, run 5 10, 2 more)."
+        "Test accuracy 0.900: run 0, run 1, run 2, run 3, run 4 and 2 more took 10 rounds"
+        " (run 7 20)."
+    )
+    slower = [Group(f"run {i}", [result([0] * i + [0.9])]) for i in range(1, 9)]
+    assert result_tables.verdict(slower, 0.9) == (
+        "Test accuracy 0.900: run 1 took 10 rounds"
+        " (run 2 20, run 3 30, run 4 40, run 5 50, run 6 60, 2 more)."
     )
     assert result_tables.verdict(groups[:1], 0.9).endswith("(no other did).")
+
+
+def test_runs_that_are_as_fast_as_each_other_are_named_together():
+    groups = [Group(name, [result([0, 0.9])]) for name in ("first", "second")]
+    groups.append(Group("third", [result([0, 0])]))
+    assert result_tables.verdict(groups, 0.9) == (
+        "Test accuracy 0.900: first and second took 10 rounds (no other did)."
+    )
 
 
 def test_nobody_there_yet_is_no_verdict():

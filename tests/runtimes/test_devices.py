@@ -381,6 +381,30 @@ def test_metrics_of_many_numbers_are_evaluated(data, model):
     np.testing.assert_array_equal(scores.sums["wide"][:, 0], data.train.size)
 
 
+def test_a_loss_of_sums_and_counts_is_evaluated(data, model):
+    """As on this machine; a device that tells anything else for it is left out."""
+
+    def pairs(out, y):
+        return model.loss(out, y) * (1 + y), 1.0 + y
+
+    own = work(data, model._replace(loss=pairs))
+    runtime, params = devices(own), model_at(model)
+    expected = LocalRuntime(own).evaluate(params, "train").sums["loss"]
+    np.testing.assert_allclose(runtime.evaluate(params, "train").sums["loss"], expected, rtol=1e-6)
+    whole = expected.sum(0)
+    assert fedmom.evaluate(runtime, params, "train").loss == pytest.approx(whole[0] / whole[1])
+    take = runtime._link.take
+
+    def wrong(asked, most):
+        for number, answered in enumerate(take(asked, most)):
+            if number == 0:
+                answered.content[wire.FACTS]["train/sum/loss"] = [1.0]
+            yield answered
+
+    runtime._link.take = wrong
+    assert len(runtime.evaluate(params, "train").samples) == data.clients - 1
+
+
 def test_a_run_says_whom_it_asks_again_and_why(capsys):
     kept = []
     news = News(kept.append, ["device-1", "device-2"])

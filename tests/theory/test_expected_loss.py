@@ -153,7 +153,10 @@ def test_what_diverges_is_infinite():
         (lambda _: Plan(1, decay="linear"), "one of constant, cosine"),
         (lambda _: Plan(1, average=1.0), "between 0 and 1"),
         (lambda _: Plan(1, steps=3, epochs=2), "do not divide"),
-        (lambda _: QuadraticClients([1, 0], [1.0], [[0.0], [0.0]], [0.0], [1.0]), "sizes contains 0"),
+        (
+            lambda _: QuadraticClients([1, 0], [1.0], [[0.0], [0.0]], [0.0], [1.0]),
+            "sizes contains 0",
+        ),
         (lambda _: QuadraticClients([1], [0.0], [[0.0]], [0.0], [1.0]), "curvature contains 0"),
         (lambda _: QuadraticClients([1], [1.0], [[0.0]], [-1.0], [1.0]), "noise contains -1"),
         (lambda _: QuadraticClients([1], [1.0, 2.0], [[0.0]], [0.0], [1.0]), r"shape \(2,\)"),

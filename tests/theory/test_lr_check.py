@@ -58,6 +58,7 @@ def test_the_largest_lr_of_a_schedule_is_looked_at():
         ({"aggregate": "clip:norm=1+mean"}, "it needs aggregate mean, not clip:norm=1+mean"),
         ({"pace": "buffered:in_flight=4"}, "it needs pace synchronous, not buffered:in_flight=4"),
         ({"sampler": "poisson"}, "it needs sampler uniform, not poisson"),
+        ({"bad-replies": "skip"}, "it needs bad-replies stop, not skip"),
         ({"average": 0.9}, "it needs no average, not 0.9"),
         ({"server-lr": "cosine:start=3,rounds=9,end=1"}, "it needs a constant server-lr"),
         ({"batches": "shuffled"}, "not shuffled epochs"),
@@ -100,6 +101,17 @@ def test_the_command_says_it_and_the_page_shows_it(tmp_path):
     done = CliRunner().invoke(cli, ["theory", "check", str(run.path)])
     assert "lr 0.001 is above " in " ".join(done.output.split())
     assert "fedmom: lr 0.001 is above" in run.report(page).read_text()
+
+
+def test_a_run_of_objects_is_refused_by_the_command(tmp_path):
+    method = fedmom.Algorithm(fedmom.servers.fedmom())
+    run = fedmom.run("synthetic:clients=6", algorithm=method, rounds=1, out=tmp_path / "run")
+    config = (run.path / "config.toml").read_text()
+    # As another process sees it, which does not know the object.
+    other = config.replace(run.settings["algorithm"], "algorithm@12345678")
+    (run.path / "config.toml").write_text(other)
+    done = CliRunner().invoke(cli, ["theory", "check", str(run.path)])
+    assert "with objects for its algorithm (algorithm@12345678)" in str(done.exception)
 
 
 def test_a_page_does_not_show_what_earlier_versions_certified(tmp_path):

@@ -239,7 +239,10 @@ def test_a_theorem_says_why_it_does_not_apply():
         (lambda: Setting(10, 5, 1, momentum=1.0), r"\(β\) is 1.0"),
         (lambda: Setting(10, 5, 1, largest_weight=0.05), "largest_weight is 0.05"),
         (lambda: THEOREM_1.bound(Constants(1.0, 1.0, 1.0), Setting(2, 1, 1), 0.0, 1), "lr is 0"),
-        (lambda: THEOREM_1.bound(Constants(1.0, 1.0, 1.0), Setting(2, 1, 1), 0.1, 0), "rounds is 0"),
+        (
+            lambda: THEOREM_1.bound(Constants(1.0, 1.0, 1.0), Setting(2, 1, 1), 0.1, 0),
+            "rounds is 0",
+        ),
     ],
 )
 def test_mistakes_are_sentences(make, sentence):

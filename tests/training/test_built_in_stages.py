@@ -154,5 +154,5 @@ class TestNoise:
 
     @pytest.mark.parametrize("std", [0, -1, math.inf, math.nan])
     def test_a_deviation_that_is_none_is_refused(self, std):
-        with pytest.raises(fedmom.FedMomError, match=r"noise: std=.* must be a number greater"):
+        with pytest.raises(fedmom.FedMomError, match=r"noise: std .* must be a number greater"):
             fedmom.noise(std=std)

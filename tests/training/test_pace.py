@@ -419,7 +419,28 @@ def test_poisson_does_not_go_with_a_fixed_number_at_work():
         fedmom.buffered(2, fedmom.poisson, in_flight=4)
 
 
-@pytest.mark.parametrize("drawn", [[0.5, 1], [0.0, 1.0], None, {0, 1}, [[0, 1]], [1, 1], [5], "01"])
+def test_a_sampler_cannot_change_the_data():
+    def sampler(_seed, _round, _size, samples):
+        samples[0] = 10**6
+        return [0, 1]
+
+    data = fedmom.load_data("synthetic:clients=4")
+    before = data.train.size.copy()
+    work = fedmom.LocalWork(lr=0.01, steps=1)
+    algorithm = fedmom.Algorithm(fedmom.servers.fedavg(), work)
+    model = fedmom.build_model("logreg", data.features)
+    runtime = fedmom.LocalRuntime(fedmom.Workload(data, model, algorithm))
+    with pytest.raises(ValueError, match="read-only"):
+        next(fedmom.train(runtime, pace=fedmom.synchronous(2, sampler), rounds=1))
+    assert data.train.size.tolist() == before.tolist()
+
+
+MASKED = np.ma.masked_array([0, 1], [True, False])
+
+
+@pytest.mark.parametrize(
+    "drawn", [*([0.5, 1], [0.0, 1.0], None, {0, 1}, [[0, 1]], [1, 1], [5], "01"), MASKED]
+)
 @pytest.mark.parametrize(
     "pace", [fedmom.synchronous, fedmom.over_selected, partial(fedmom.buffered, in_flight=4)]
 )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
 
 ClientMetrics = dict[str, jax.Array]  # numbers of one client
@@ -255,6 +256,7 @@ def as_server(optimizer: Server | optax.GradientTransformation) -> Server:
                 " state."
             )
         updates, state = found
+        of_numbers("update of the optimizer returns updates,", updates)
         return optax.apply_updates(params, updates), state, {}
 
     return Server(optimizer.init, step)

@@ -19,6 +19,7 @@ from fedmom.models.variables import Variables, whole
 Carry = tuple[Params, optax.OptState, jax.Array, Any]  # model, solver, sum of losses, state
 Change = Callable[[Params, Params], Params]
 Descend = Callable[[Carry, jax.Array, jax.Array], Carry]
+LossSum = tuple[jax.Array, jax.Array | None]  # and how many terms; None: one per sample
 # Rows per product in a full gradient: an LSTM's gradient costs more per sample at 128 than at 32.
 CHUNK = 32
 
@@ -186,7 +187,7 @@ class LocalProblem(NamedTuple):
         self, w: Params, state: Any, rows: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, Any]:
         if self.kept is None:
-            return self._loss_sum(w, rows, key) / jnp.sum(rows < self.size), state
+            return _mean(*self._loss_sum(w, rows, key), jnp.sum(rows < self.size)), state
         assert self.model.train is not None
         shared, own = w if isinstance(w, Joint) else (w, None)
         # Rows of another batch fill the last one of an epoch up, or its statistics would be those
@@ -194,27 +195,40 @@ class LocalProblem(NamedTuple):
         x, y = self.read(self.arrays, self.start + rows % self.size)
         params = whole(Variables(shared, state[0], own, state[1]), self.frozen)
         outputs, *state = self.model.train(params, x, fold_in(key, 1))
-        losses = jnp.where(rows < self.size, self.model.losses(outputs, y), 0)
-        return jnp.sum(losses) / jnp.sum(rows < self.size), tuple(state)
+        return _mean(*self._added(outputs, y, rows), jnp.sum(rows < self.size)), tuple(state)
 
     def _in_parts(
         self, w: Params, rows: Callable[[Any], jax.Array], parts: Any, samples: Any, key: jax.Array
     ) -> tuple[jax.Array, Params]:
         """Return the mean loss of many samples and its gradient, computed part by part."""
 
-        def add(i: jax.Array, total: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
-            part = jax.value_and_grad(self._loss_sum)(w, rows(i), fold_in(key, i))
-            return jax.tree.map(jnp.add, total, part)
+        def part(i: jax.Array) -> Any:
+            return jax.value_and_grad(self._loss_sum, has_aux=True)(w, rows(i), fold_in(key, i))
 
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w))
-        total = jax.lax.fori_loop(0, parts, add, zero)
-        return jax.tree.map(lambda t: t / samples, total)
+        def add(i: jax.Array, total: Any) -> Any:
+            return jax.tree.map(jnp.add, total, part(i))
 
-    def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> jax.Array:
+        form = jax.eval_shape(part, jnp.zeros((), jnp.int32))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        (loss, count), gradient = jax.lax.fori_loop(0, parts, add, zero)
+        return jax.tree.map(lambda t: _mean(t, count, samples), (loss, gradient))
+
+    def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> LossSum:
         x, y = self.read(self.arrays, self.start + jnp.minimum(rows, self.size - 1))
         outputs = self.model.apply(whole(w, self.frozen), x, fold_in(key, 1))
-        losses = self.model.losses(outputs, y)
-        return jnp.sum(jnp.where(rows < self.size, losses, 0))
+        return self._added(outputs, y, rows)
+
+    def _added(self, outputs: jax.Array, y: jax.Array, rows: jax.Array) -> LossSum:
+        """Add up the losses of the rows that are real, and their terms."""
+        losses, counts = self.model.loss_sums(outputs, y)
+        real = rows < self.size
+        count = None if counts is None else jnp.sum(jnp.where(real, counts, 0))
+        return jnp.sum(jnp.where(real, losses, 0)), count
+
+
+def _mean(total: jax.Array, count: jax.Array | None, samples: jax.Array) -> jax.Array:
+    """Return the mean over terms, 0 of none; or over samples, of which there is one."""
+    return total / (samples if count is None else jnp.maximum(count, 1))
 
 
 def _prox(mu: float, start: Params) -> Change:

@@ -15,7 +15,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.identity import LATER
 from fedmom.core.tracing import one_number, traced
 from fedmom.core.types import Schedule
-from fedmom.core.validation import MOST, Count
+from fedmom.core.validation import MOST, MOST_FLOAT, Count
 
 Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
@@ -68,6 +68,8 @@ class LocalWork:
         for name, value in (("lr", self.lr), ("steps", self.steps), ("epochs", self.epochs)):
             if value is not None and not callable(value):
                 check_positive(name, value)
+        if not callable(self.steps) and self.steps and self.steps != int(self.steps):
+            raise FedMomError(f"steps is {self.steps}. It must be a whole number, or a schedule.")
         if self.batch_size is not None and not (
             isinstance(self.batch_size, int | np.integer) and self.batch_size >= 1
         ):
@@ -76,7 +78,7 @@ class LocalWork:
             )
         if self.batches not in (None, "random", "shuffled"):
             raise FedMomError(f"batches {self.batches!r} must be random or shuffled.")
-        if not (_is_number(self.prox) and 0 <= self.prox < math.inf):
+        if not (_is_number(self.prox) and 0 <= self.prox <= MOST_FLOAT):
             raise FedMomError(f"prox {self.prox!r} must be a number of at least 0.")
         _check_parts(self.accumulate, self.batch_size)
 
@@ -114,7 +116,7 @@ def _check_parts(accumulate: int, batch_size: int | None) -> None:
 
 
 def _whole(what: str, steps: float, round_: int) -> int:
-    if steps > MOST:
+    if not steps <= MOST:
         raise FedMomError(
             f"{what} means {steps:.3g} local steps in round {round_ + 1}, more than the {MOST:,}"
             " that can be counted. Use fewer."
@@ -161,9 +163,11 @@ def check_rate(learning_rate: Scheduled) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse a number that is not greater than 0."""
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise FedMomError(f"{name} {value!r} must be a number greater than 0.")
+    """Refuse a number that is not greater than 0, or is infinite as a float of 32 bits."""
+    if not (_is_number(value) and 0 < value <= MOST_FLOAT):
+        raise FedMomError(
+            f"{name} {value!r} must be a number greater than 0, at most {MOST_FLOAT:.2g}."
+        )
 
 
 def check_share(name: str, value: float) -> None:

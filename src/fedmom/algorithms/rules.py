@@ -119,7 +119,7 @@ def _by_coordinate(name: str, weighting: Weighting, of_sorted: Any, *options: fl
         each_weight = jnp.broadcast_to(weights[:, None], flat.shape)
         values, sorted_weights = jax.lax.sort((flat, each_weight), dimension=0, num_keys=2)
         values = jnp.where(sorted_weights > 0, values, 0)
-        below = jnp.cumsum(sorted_weights, 0) - sorted_weights
+        below = jnp.cumsum(sorted_weights, axis=0) - sorted_weights
         return whole(of_sorted(values, sorted_weights, below, *options)), state, {}
 
     return Rule(_weights(weighting), each=each, name=name)

@@ -1,16 +1,14 @@
 """Step sizes and local work that change over rounds: functions of t = 0, 1, 2, ..."""
 
-import math
-
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedmom.algorithms import SCHEDULES
-from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
+from fedmom.core.identity import label
 from fedmom.core.name_caches import cached_by_name
 from fedmom.core.registry import split
+from fedmom.core.tracing import one_number
 from fedmom.core.types import Schedule
 
 
@@ -59,17 +57,12 @@ def at(value: float | Schedule, round_: int) -> float:
     """Return the value in a round."""
     if not callable(value):
         return float(value)
+    what = f"The schedule {label(value)} returns, for round {round_} (counted from 0),"
     found = value(round_)
-    try:
-        number = float(found) if np.shape(found) == () else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
-    if math.isnan(number):
-        raise FedMomError(
-            f"The schedule {getattr(value, '__name__', value)} returns {short(found)} for round"
-            f" {round_}, counted from 0. It must return a number."
-        )
-    return number
+    one_number(what, found)
+    if not float(found) >= 0:
+        raise FedMomError(f"{what} {float(found):g}. It must be at least 0.")
+    return float(found)
 
 
 def _positive(spec: str, key: str, text: str) -> None:

@@ -1,6 +1,5 @@
 """Stages that change updates on their way: clipping, noise, compression."""
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +9,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedmom.algorithms.base import Reported, Round, Stage
+from fedmom.algorithms.local_work import check_positive
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import bits as bits_of
@@ -32,7 +32,7 @@ def clip(*, norm: float) -> Stage:
         >>> [round(x, 3) for x in update["w"].tolist()], float(metrics["share"])
         ([0.6, 0.8], 1.0)
     """
-    _check_positive("clip: norm", norm)
+    check_positive("clip: norm", norm)
 
     def encode(update: Params, state: Any, _sent: Any, _key: Any) -> tuple[Params, Any, Reported]:
         length = optax.tree.norm(update)
@@ -61,7 +61,7 @@ def noise(*, std: float) -> Stage:
         >>> round(float(noisy["w"].std()), 1)
         0.5
     """
-    _check_positive("noise: std", std)
+    check_positive("noise: std", std)
 
     def after(aggregate: Params, state: Any, round_: Round) -> tuple[Params, Any, Reported]:
         flat, whole = ravel_pytree(aggregate)  # one draw for all leaves: each would compile anew
@@ -111,8 +111,3 @@ def quantize(*, bits: int = 8) -> Stage:
         return jax.tree.map(lambda q, top, f: (q * (top / levels)).astype(f.dtype), *encoded, form)
 
     return Stage("quantize", encode, decode=decode)
-
-
-def _check_positive(what: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise FedMomError(f"{what}={value} must be a number greater than 0.")

@@ -31,6 +31,7 @@ from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.tracing import of_numbers, one_number, traced
 from fedmom.core.types import Params
+from fedmom.models.base import Model, first_form
 
 SAMPLES = np.array([3, 5])  # of the clients whose replies a rule is tried with
 
@@ -64,6 +65,26 @@ def try_method(algorithm: Algorithm, params: Params) -> None:
         _try_step(server, params, state, aggregate)
 
 
+def try_train(model: Model, x: NDArray[Any]) -> None:
+    """Refuse a model whose ``train`` returns outputs or states of another form than they have.
+
+    Args:
+        model: The model.
+        x: A batch of inputs.
+    """
+    if model.train is None:
+        return
+    what = "train of the model returns"
+    params = first_form(model)
+    found = traced(model.train, params, x, jax.random.key(0))
+    if not (isinstance(found, tuple) and len(found) == 3):
+        raise FedMomError(f"{what} {short(found)}. It must return outputs, state and own state.")
+    outputs = returned("apply of the model", lambda p, x: model.apply(p, x, None), params, x)
+    names, forms = ("outputs", "state", "own state"), (outputs, params.state, params.own_state)
+    for name, part, form in zip(names, found, forms, strict=True):
+        _alike(f"{what} {name}", of_numbers(f"{what} {name}", part), form)
+
+
 def returned(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the form of what a function returns, or refuse what is not made of numbers.
 
@@ -73,6 +94,17 @@ def returned(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         *arguments: The forms of its arguments.
     """
     return of_numbers(f"{what} returns", traced(function, *arguments))
+
+
+def _stored(what: str, function: Callable[..., Any], form: Any) -> Any:
+    """Return the form of a client's state, which is kept as plain arrays."""
+    state = returned(what, function, form)
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        raise FedMomError(
+            f"{what} returns a random key, which a client cannot keep. Keep"
+            " jax.random.key_data(key), or use the key that run is given."
+        )
+    return state
 
 
 def _three(what: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
@@ -132,7 +164,7 @@ def _try_server(server: Server, params: Params) -> Any:
 def _try_client(client: Client, params: Params, broadcast: Any) -> Params:
     """Return the form of an update, before any stage."""
     update = returned("form of the client", client.form, broadcast)
-    state = returned("init of the client", client.init, broadcast)
+    state = _stored("init of the client", client.init, broadcast)
     if client.personal is not None:
         own = returned("personal of the client", client.personal, params, state)
         _alike("personal of the client returns parameters", own, params)
@@ -155,7 +187,7 @@ def _try_stages(stages: Sequence[Stage], update: Params) -> tuple[Params, list[A
         what, form = f"of the stage {stage.name}", forms[-1]
         states.append(returned(f"init {what}", stage.init, form))
         news = returned(f"send {what}", stage.send, states[-1]) if stage.send else ()
-        own = returned(f"client_init {what}", stage.client_init, form)
+        own = _stored(f"client_init {what}", stage.client_init, form)
         if stage.encode is not None:
             sent, new = _three(f"encode {what}", stage.encode, form, own, news, key)
             _alike(f"encode {what} returns a state", new, own)
@@ -183,8 +215,8 @@ def _try_after(stages: Sequence[Stage], states: Sequence[Any], aggregate: Params
     return aggregate
 
 
-def _try_rule(rule: Rule, form: Params) -> Params:
-    """Return the form of the aggregate."""
+def try_weights(rule: Rule) -> None:
+    """Refuse a rule whose weights or scale are not numbers."""
     weights = rule.weigh(SAMPLES)
     numbers = _array(weights)
     usable = numbers.shape == SAMPLES.shape and numbers.dtype.kind in "iuf"
@@ -195,6 +227,11 @@ def _try_rule(rule: Rule, form: Params) -> Params:
         )
     scale = rule.scale(1.0, int(SAMPLES.sum()))
     one_number(f"scale of the rule {rule.name} returns", scale)
+
+
+def _try_rule(rule: Rule, form: Params) -> Params:
+    """Return the form of the aggregate."""
+    try_weights(rule)
     if rule.each is None:
         return form
     state = returned(f"init of the rule {rule.name}", rule.init, form)

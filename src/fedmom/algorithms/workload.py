@@ -25,7 +25,7 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.model_state import with_model_state
 from fedmom.algorithms.rules import mean
-from fedmom.algorithms.trial import try_method
+from fedmom.algorithms.trial import try_method, try_train
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import init_key
@@ -155,7 +155,7 @@ class Workload:
                 " fedmom.Algorithm(server, fedmom.LocalWork(lr=0.1, steps=10))."
             )
         _check_parts(self.algorithm)
-        if not (isinstance(self.seed, int) and 0 <= self.seed <= HIGHEST_SEED):
+        if not (type(self.seed) is int and 0 <= self.seed <= HIGHEST_SEED):
             raise FedMomError(
                 f"seed is {short(self.seed)}. It must be a whole number, 0 to {HIGHEST_SEED:,}."
             )
@@ -170,6 +170,7 @@ class Workload:
         model = self.model.plain
         if not all(map(_is_built_in, (model.init, model.loss, *model.metrics))):
             base.check(model, self.data.features, example(self.data))
+            try_train(model, example(self.data))
         params = base.first_form(self.model)
         try_method(self.algorithm, params.trained if isinstance(params, Variables) else params)
         self.__dict__["tried"] = True

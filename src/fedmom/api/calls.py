@@ -17,9 +17,9 @@ from fedmom.core.files import (
     free_folder,
     inner_folder,
     removed_if_refused,
-    slug,
     user_place,
 )
+from fedmom.core.validation import Finite
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import collection, object_names, results, run_lists
 from fedmom.experiments import settings as schema
@@ -143,7 +143,7 @@ def compare(
     if not len(algorithms):
         raise FedMomError("algorithms is empty. Give a list: ['fedavg', 'fedmom'].")
     if not isinstance(algorithms, Mapping):
-        algorithms = {slug(name): name for name in map(_algorithm, algorithms)}
+        algorithms = run_lists.by_name(map(_algorithm, algorithms))
     specs = {name: _algorithm(algorithm) for name, algorithm in algorithms.items()}
     configs = run_lists.of_comparison(values, specs, seeds)
     with new_runs(configs, COMPARE_LIST, out, overwrite) as created:
@@ -187,6 +187,8 @@ def sweep(
         >>> list(runs)
         ['lr0.0003', 'lr0.001']
     """
+    if not grid:
+        raise FedMomError("grid is empty. Give settings with values: {'lr': [0.01, 0.1]}.")
     lists = {
         schema.kebab(name): [_named({name: value})[schema.kebab(name)] for value in values]
         for name, values in grid.items()
@@ -275,7 +277,7 @@ def report(
     runs: Run | Runs | Place | Sequence[Run | Runs | Place],
     out: Place = "report.html",
     *,
-    target: float | None = None,
+    target: Finite | None = None,
 ) -> Path:
     """Write one page about runs, comparisons and sweeps, in any mix.
 
@@ -308,7 +310,8 @@ def new_run(values: Mapping[str, Any], out: Place | None, overwrite: bool = Fals
     """Make the folder of a run, and remove it again if the run is refused before it begins."""
     experiment = prepare(schema.parse(values))
     config = experiment.config
-    folder = user_place(out, "out") if out else free_folder(f"{config.data}-{config.algorithm}")
+    name = f"{config.data}-{config.algorithm}"
+    folder = free_folder(name) if out is None else user_place(out, "out")
     if overwrite:
         collection.remove(folder)
     with claimed(folder, RunFolder.check_free):
@@ -322,7 +325,8 @@ def new_runs(
     configs: Mapping[str, RunConfig], list_name: str, out: Place | None, overwrite: bool = False
 ) -> Iterator[Runs]:
     """Make the folder of a comparison or sweep, as ``new_run`` does that of a run."""
-    folder = user_place(out, "out") if out else free_folder(list_name.removesuffix(".json"))
+    name = list_name.removesuffix(".json")
+    folder = free_folder(name) if out is None else user_place(out, "out")
     with contextlib.ExitStack() as held:
         made = collection.create(folder, configs, list_name, overwrite=overwrite, held=held)
         remove = partial(collection.remove_untouched, folder, made, list_name)

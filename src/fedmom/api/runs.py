@@ -20,7 +20,7 @@ from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.core.validation import Between, Seed
 from fedmom.data.given import conformed
 from fedmom.data.schema import Schema
-from fedmom.experiments import provenance, results
+from fedmom.experiments import decided, provenance, results
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.execute import warn
 from fedmom.experiments.folder import RunFolder
@@ -28,7 +28,7 @@ from fedmom.experiments.observers import Observer
 from fedmom.experiments.results import Group, Result, as_groups, target
 from fedmom.reports import curves, differences, drawing, result_tables
 from fedmom.reports.charts import Grid
-from fedmom.training.evaluation import per_client
+from fedmom.training.evaluation import loss_per_client, per_client
 from fedmom.training.loop import model_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ class _Results:
     def _repr_html_(self) -> str:
         groups = as_groups(self._by_name())
         image = _content(_image(groups), "svg").decode().partition("<svg")
-        return f"{_html_table(result_tables.grid(groups, target(groups)))}<svg{image[2]}"
+        made = ((group.label, decided.parts(group.runs[0].settings())) for group in groups)
+        told = "".join(f"<p>{html.escape(f'{name}: {of}')}</p>" for name, of in made if of)
+        return f"{_html_table(result_tables.grid(groups, target(groups)))}{told}<svg{image[2]}"
 
 
 @checked_class
@@ -191,22 +193,24 @@ class Run(_Results):
         """What the model was trained on: inputs with their columns and scaling, and labels."""
         return provenance.trained_on(self.path, self.experiment.data, warn)
 
-    def outputs(self, x: Any) -> np.ndarray[Any, Any]:
+    def outputs(self, x: Any, *, tokenizer: Any = None) -> np.ndarray[Any, Any]:
         """Return the outputs of the model for inputs: logits for classes, numbers for a regression.
 
         Args:
             x: Inputs, one per row, of the shape of the training data's; for a model of text, also
                 a list of strings.
+            tokenizer: For strings, that of the training data; another one is refused.
         """
-        return trained_model.outputs(self, x)
+        return trained_model.outputs(self, x, tokenizer)
 
-    def predict(self, x: Any) -> np.ndarray[Any, Any]:
+    def predict(self, x: Any, *, tokenizer: Any = None) -> np.ndarray[Any, Any]:
         """Return predictions: the most likely class of every input, or a regression's numbers.
 
         Args:
             x: Inputs, as for ``outputs``.
+            tokenizer: As for ``outputs``.
         """
-        return trained_model.predicted(self.schema, self.outputs(x))
+        return trained_model.predicted(self.schema, self.outputs(x, tokenizer=tokenizer))
 
     @checked
     def sample(
@@ -268,7 +272,7 @@ class Run(_Results):
             if "test" not in runtime.splits:
                 return _pandas().DataFrame()
             scores = runtime.evaluate(self._trained, "test")
-        found = {"loss": scores.sums["loss"] / scores.evaluated}
+        found = {"loss": loss_per_client(scores)[0]}
         found |= {metric.name: per_client(metric, scores)[0] for metric in scores.metrics}
         has = np.flatnonzero(self.experiment.data.test.size)
         return _pandas().DataFrame(found, index=has, dtype=float).add_prefix("test_")
@@ -276,7 +280,9 @@ class Run(_Results):
     def __repr__(self) -> str:
         config = self.result.config
         place = f"{self.result.done} of {config.rounds} rounds"
-        return f"<Run {self.path}: {self.result.label}, {self.status}, {place}>"
+        of = decided.parts(self.result.settings())
+        made = f" ({of})" if of else ""
+        return f"<Run {self.path}: {self.result.label}{made}, {self.status}, {place}>"
 
 
 @checked_class

@@ -19,7 +19,8 @@ from fedmom.core.types import Params
 from fedmom.data.batches import place, read_at
 from fedmom.data.federated import FederatedData
 from fedmom.data.given import encoded, inputs_for
-from fedmom.data.schema import Schema, listed
+from fedmom.data.rows.values import listed
+from fedmom.data.schema import Schema
 from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
 from fedmom.models.variables import parameter_names
@@ -32,9 +33,9 @@ TENSORS, ONNX, CARD, SETTINGS = "model.safetensors", "model.onnx", "README.md", 
 SCHEMA = "schema.json"
 
 
-def outputs(run: "Run", x: Any) -> NDArray[Any]:
+def outputs(run: "Run", x: Any, tokenizer: Any = None) -> NDArray[Any]:
     """Return a model's outputs for inputs, one per row; strings for a model of text."""
-    return _outputs(run, inputs_for(run.schema, x, warn))
+    return _outputs(run, inputs_for(run.schema, x, warn, tokenizer))
 
 
 def _outputs(run: "Run", rows: NDArray[Any]) -> NDArray[Any]:
@@ -62,18 +63,19 @@ def predicted(schema: Schema, found: NDArray[Any]) -> NDArray[Any]:
 
 
 def labelled(schema: Schema, classes: NDArray[Any]) -> NDArray[Any]:
-    """Return classes by their names, where the data names them."""
+    """Return classes by their names, where the data names them; "" where no label counts."""
     if schema.class_names is None:
         return classes
     names = schema.class_names + tuple(map(str, range(schema.classes, classes.max(initial=0) + 1)))
-    return np.array(names, object if "\0" in "".join(names) else str)[classes]
+    texts = np.array([*names, ""], object if "\0" in "".join(names) else str)
+    return texts[np.where(classes < 0, -1, classes)]
 
 
 class Predictions(NamedTuple):
     """Predictions for some samples, their labels, and whose samples they are.
 
-    ``right`` and ``known``, whether the model has a label's class, are empty where predictions
-    cannot be compared with the labels.
+    ``right``, of the labels that count, and ``known``, whether the model has a label's class, are
+    empty where predictions cannot be compared with the labels.
     """
 
     clients: NDArray[np.str_]
@@ -128,7 +130,10 @@ def over_data(run: "Run", data: FederatedData, splits: Sequence[str]) -> Iterato
             x, y = read_at(data.features, arrays, positions[part])
             labels = labelled(given, y) if given.task in ("classes", "sequence") else y
             found = predicted(run.schema, _outputs(run, x))
-            compared = _compared(run.schema, labels, found) if compare else NOT_COMPARED
+            compared = NOT_COMPARED
+            if compare:
+                counted = y >= 0 if given.task == "sequence" else np.ones(y.shape, bool)
+                compared = _compared(run.schema, labels, found, counted)
             yield Predictions(owners[part], split, labels, found, *compared)
 
 
@@ -136,14 +141,14 @@ NOT_COMPARED = np.zeros(0, bool), np.zeros(0, bool)
 
 
 def _compared(
-    schema: Schema, labels: NDArray[Any], found: NDArray[Any]
+    schema: Schema, labels: NDArray[Any], found: NDArray[Any], counted: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which labels are predicted, and which are classes of the model."""
+    """Return which labels that count are predicted, and which are classes of the model."""
     if schema.task == "multilabel":
         return labels == found, np.ones(labels.shape, bool)
     texts = labels.astype(str)  # the class 1 of one may be called "1" by the other
-    known = [text for text in np.unique(texts).tolist() if schema.has_class(text)]
-    return texts == found.astype(str), np.isin(texts, known)
+    known = [text for text in np.unique(texts[counted]).tolist() if schema.has_class(text)]
+    return (texts == found.astype(str))[counted], np.isin(texts, known) | ~counted
 
 
 def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -> str:

@@ -1,7 +1,7 @@
 """The command line: run, compare, sweep, resume."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from fedmom.cli.output import FOLDER, OUT, note, page, show_result, told_at_inte
 from fedmom.cli.setting_options import gather, parse_grid, setting_options, split_names
 from fedmom.cli.start import under_way
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import slug
 from fedmom.experiments import results, run_lists
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.run_lists import ALGORITHMS, DEFAULTS, MOST_SEEDS
@@ -79,7 +78,7 @@ def compare(
     """
     from fedmom.api.calls import new_runs
 
-    names = {slug(algorithm): algorithm for algorithm in split_names(algorithms)}
+    names = run_lists.by_name(split_names(algorithms))
     runs = run_lists.of_comparison(DEFAULTS | gather(file, options), names, seeds)
     with new_runs(runs, results.COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
         _finish_comparison(new)
@@ -177,16 +176,19 @@ def _finish_comparison(runs: "Runs", **how: Any) -> None:
     figure, made = run_page.write_comparison(runs.path, list(found.values()), title)
     OUT.print(f"Figure: {figure}")
     page(made)
+    _check_any_ended(found)
 
 
 def _finish_sweep(runs: "Runs", **how: Any) -> None:
     """Run what is left of a sweep, then rank its runs."""
     from fedmom.reports import result_tables, run_page, sweep_page
 
-    groups = results.group_by_name(_finish_all(runs, **how))
+    found = _finish_all(runs, **how)
+    groups = results.group_by_name(found)
     result_tables.show(OUT, sweep_page.ranking(groups))
     OUT.print(f"Table: {sweep_page.write_ranking(runs.path / 'sweep.csv', groups)}", markup=False)
     page(run_page.write(sweep_page.overview(groups), runs.path / "sweep.html"))
+    _check_any_ended(found)
 
 
 def _finish_all(runs: "Runs", **how: Any) -> dict[str, results.Result]:
@@ -199,6 +201,12 @@ def _finish_all(runs: "Runs", **how: Any) -> dict[str, results.Result]:
     if not found:
         raise FedMomError(f"No run of {runs.path} could be run, for the reasons above.")
     return found
+
+
+def _check_any_ended(found: Mapping[str, results.Result]) -> None:
+    """Raise an error if no run came to its end: what is shown is that of the models before."""
+    if all(result.error for result in found.values()):
+        raise FedMomError("No run reached its last round, for the reasons above.")
 
 
 def _say_notes(runs: "Iterable[Run]") -> None:

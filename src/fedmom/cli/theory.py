@@ -11,7 +11,7 @@ import click
 from fedmom.cli.output import FOLDER, OUT
 from fedmom.cli.setting_options import Command, gather, options_of
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import parse_json, write_atomic
+from fedmom.core.files import LARGEST, parse_json, read_named, write_atomic
 from fedmom.core.progress import bars
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
@@ -178,9 +178,17 @@ def check(folder: Path) -> None:
     fedmom theory check runs/first
     """
     from fedmom.experiments.build import prepare
+    from fedmom.experiments.object_names import missing
     from fedmom.theory.lr_advice import checked_lr
 
-    experiment = prepare(RunFolder.open(folder).settings())
+    config = RunFolder.open(folder).settings()
+    if objects := missing(config.model_dump(), ()):
+        given = " and ".join(f"{name} ({value})" for name, value in objects.items())
+        raise FedMomError(
+            f"{folder} was started from Python, with objects for its {given}. `theory check` is for"
+            " runs whose settings have names."
+        )
+    experiment = prepare(config)
     with bars(OUT) as bar:
         text = checked_lr(experiment, bar)
     write_atomic(folder / THEORY, json.dumps({"verdict": text}).encode())
@@ -265,7 +273,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from fedmom.theory.estimate import from_row
 
     try:
-        row = parse_json(file.read_bytes())
+        row = parse_json(read_named(file, "a file of estimates", LARGEST))
         return asdict(from_row(row["estimates"]).constants()), asdict(Setting(**row["setting"]))
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None

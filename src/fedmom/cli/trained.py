@@ -40,7 +40,7 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     from fedmom.core.progress import track
     from fedmom.data import load
     from fedmom.data.given import conformed
-    from fedmom.data.schema import listed
+    from fedmom.data.rows.values import listed
 
     path = out or run / "predictions.csv"
     check_file(path, "predictions.csv")

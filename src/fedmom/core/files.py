@@ -25,6 +25,7 @@ LOCK = ".lock"
 _THREAD = threading.local()
 LINES_IN_MEMORY = 8  # bytes for one in the file, once they are Python objects
 LARGEST = 2**24  # bytes of a file of facts, or of a line of a log: FedMom writes no larger ones
+LARGEST_TOML = 2**16  # bytes: reading a name of many dots takes their number squared
 # Windows has none of the last three; there, what a path is was looked at just before.
 SAFELY = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 LONGEST = 160  # letters of a path that are shown
@@ -47,19 +48,29 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a soc
 def open_file(path: Path, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
     """Open an ordinary file to read it, or to add to it. A link is not followed.
 
+    A file that has other names (hard links) is copied before it is added to: they keep theirs.
+
     Raises:
         FedMomError: It is a link, a pipe, a device or a folder.
     """
     flags = os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path, missing_ok=mode == "rb"):
         _check_place(path)
-        file = os.fdopen(os.open(path, flags | SAFELY, 0o666), mode)
+        # By its name and not its number, so that what is mapped into memory knows its file.
+        file = open(  # noqa: SIM115
+            str(path), mode, opener=lambda name, _: os.open(name, flags | SAFELY, 0o666)
+        )
     try:
-        _check_ordinary(path, os.fstat(file.fileno()).st_mode)
+        status = os.fstat(file.fileno())
+        _check_ordinary(path, status.st_mode)
     except FedMomError:
         file.close()
         raise
-    return file
+    if mode == "rb" or status.st_nlink <= 1:
+        return file
+    file.close()
+    write_atomic(path, read_file(path, most=None))
+    return open_file(path, mode)
 
 
 def _check_place(path: Path) -> None:
@@ -101,6 +112,21 @@ def sha256(path: Path) -> str:
         while part := file.read(LARGEST):
             digest.update(part)
     return digest.hexdigest()
+
+
+def read_named(path: Path, what: str, most: int) -> bytes:
+    """Return the content of a file that the user names, which may be a link or a pipe.
+
+    Args:
+        path: The file.
+        what: What it must be, for the message if it is too long for that.
+        most: How many bytes it may have.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise FedMomError(f"{path} is not {what}: it has more than {most:,} bytes.")
+    return content
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -1,10 +1,12 @@
 """A fingerprint of a Python object: to know it again in another process, without storing it."""
 
+import contextlib
 import copyreg
 import dataclasses
 import dis
 import functools
 import hashlib
+import importlib.util
 import inspect
 import pickle
 import re
@@ -26,6 +28,7 @@ Seen = dict[int, tuple[int, Any]]  # by id: the place where an object was first 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+_BUILT_IN = sys.stdlib_module_names
 _FEDMOM = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,59}")
 _names: dict[int, tuple[Callable[[], Any], str]] = {}  # by id: objects and the names they got
@@ -195,8 +198,11 @@ def importable(value: Any) -> str | None:
     return f"{module}.{name}" if found is value else None
 
 
-def _parts(value: Any, seen: Seen) -> Iterator[bytes]:
-    """Yield the bytes that make an object what it is; an object met again counts by its place."""
+def _parts(value: Any, seen: Seen, *, in_list: bool = False) -> Iterator[bytes]:
+    """Yield the bytes that make an object what it is; an object met again counts by its place.
+
+    In a list its end counts too: ``[[1], 2]`` is not ``[[1, 2]]``.
+    """
     if type(value) in PLAIN:
         yield f"{type(value).__name__} {value!r}".encode(errors="surrogatepass")
         return
@@ -214,8 +220,11 @@ def _parts(value: Any, seen: Seen) -> Iterator[bytes]:
         yield from _array(value, seen)
     else:
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
-        for item in _made_of(value, seen):
-            yield from _parts(item, seen)
+        is_list = isinstance(value, list | tuple)
+        yield from (
+            p for item in _made_of(value, seen) for p in _parts(item, seen, in_list=is_list)
+        )
+        yield from [b"end"] * in_list
 
 
 def _made_of(value: Any, seen: Seen) -> Iterable[Any]:
@@ -254,11 +263,11 @@ def _function(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _class(kind: type) -> Iterator[Any]:
-    """Yield what a class defines, and the bases that are the user's as well."""
+    """Yield what a class defines, and the bases and class of it that are the user's as well."""
     for name, value in vars(kind).items():
         if (name[:2] != "__" or callable(value) or inspect.isroutine(value)) and name != _ABC:
             yield name, value
-    yield from (base for base in kind.__bases__ if not is_installed(base))
+    yield from (base for base in (*kind.__bases__, type(kind)) if not is_installed(base))
 
 
 _ABC = "_abc_impl"  # a cache
@@ -295,9 +304,20 @@ def _pickled(value: Any) -> Iterable[Any]:
             raise UnidentifiedError(value)
         return (module, found)
     make, args, state, items, pairs = (*found, None, None, None)[:5]
+    state = _with_attributes(value, state)
     if make is copyreg.__newobj__ and len(args) == 1 and type(state) is dict:  # type: ignore[attr-defined]
         return ({"class": type(value), **state}).items()
     return (make, args, state, [*(items or ())], [*(pairs or ())])
+
+
+def _with_attributes(value: Any, state: Any) -> Any:
+    """Add the attributes that pickle leaves out, as it does of arrays of a class of the user's."""
+    kind, found = type(value), _attributes(value)
+    known = state[0] if isinstance(state, tuple) and state else state
+    if is_installed(kind) or isinstance(known, dict) or not found:
+        return state
+    own = {name for base in kind.__mro__ if not is_installed(base) for name in vars(base)}
+    return state if own & {"__reduce__", "__reduce_ex__", "__getstate__"} else (state, found)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -315,14 +335,38 @@ def referred(function: types.FunctionType) -> dict[str, Any]:
     closed = {name: getattr(cell, "cell_contents", None) for name, cell in cells}
     around = function.__globals__
     names = sorted(_global_names(function.__code__) & around.keys())
-    if _is_library(sys.modules.get(function.__module__)):
+    is_library = _is_library(sys.modules.get(around.get("__name__", "")))
+    if is_library:
         known = types.ModuleType | type | types.FunctionType | types.BuiltinFunctionType
         names = [name for name in names if isinstance(around[name], known)]
     found = {**closed, **{name: around[name] for name in names}}
     for name, value in [*found.items()]:
         if isinstance(value, types.ModuleType):
             found |= _taken_from(value, name, _attribute_names(function.__code__))
+    for module in () if is_library else _imported(function.__code__, around):
+        found |= _taken_from(module, module.__name__, _attribute_names(function.__code__))
     return found
+
+
+def _imported(code: types.CodeType, around: dict[str, Any]) -> Iterator[types.ModuleType]:
+    """Yield the modules of the user's own that code imports when it is called."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            with contextlib.suppress(Exception):  # it fails where it is called, or is caught there
+                top = step.argval.partition(".")[0]
+                if level.argval or not _is_installed_module(top):
+                    yield __import__(step.argval, around, None, names.argval, level.argval)
+    for inner in _codes_in(code):
+        yield from _imported(inner, around)
+
+
+def _is_installed_module(name: str) -> bool:
+    """Return whether a module is Python's or an installed package's, without importing it."""
+    if name in sys.modules:
+        return _is_library(sys.modules[name])
+    spec = importlib.util.find_spec(name)
+    return name in _BUILT_IN or spec is None or _is_library_file(spec.origin or "")
 
 
 def _taken_from(module: types.ModuleType, name: str, taken: set[str]) -> dict[str, Any]:
@@ -391,8 +435,10 @@ def _is_library(module: types.ModuleType | None) -> bool:
     """Return whether a module is Python's, an installed package's or FedMom's."""
     if module is None or module.__name__ == "__main__":
         return False
-    file = getattr(module, "__file__", None)
-    return file is None or _is_library_file(file)
+    if file := getattr(module, "__file__", None):
+        return _is_library_file(file)
+    outer = module.__name__.rpartition(".")[0]  # parts of compiled packages have no file
+    return _is_library(sys.modules.get(outer)) if outer else module.__name__ in _BUILT_IN
 
 
 @functools.cache

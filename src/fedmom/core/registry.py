@@ -86,9 +86,11 @@ class Registry(Mapping[str, Callable[..., Any]]):
 
     def _check_name(self, name: Any) -> None:
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            from fedmom.core.arguments import short  # loads NumPy
+
             raise FedMomError(
-                f"The {self.what} name {name!r} cannot be used. It must be letters, digits, _, -"
-                " and ., the first a letter or _."
+                f"The {self.what} name {short(name)} cannot be used. It must be letters, digits, _,"
+                " - and ., the first a letter or _."
             )
 
     def check_function(self, name: str, function: Any) -> None:
@@ -393,7 +395,7 @@ def _types(function: Callable[..., Any], known: Mapping[str, inspect.Parameter])
     made_by = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     try:
         hints = get_type_hints(made_by, include_extras=True)
-    except NameError:  # of a name that only type checkers import
+    except (NameError, TypeError):  # of a name that only type checkers import; of a partial
         hints = {}
     return {
         key: hints.get(key, str if p.default in (None, p.empty) else type(p.default))

@@ -10,6 +10,7 @@ import numpy as np
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
+from fedmom.core.validation import MOST
 
 
 def traced(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -35,7 +36,7 @@ def of_numbers(what: str, tree: Any) -> Params:
         what: Who returns it, as the beginning of a sentence.
         tree: What was returned.
     """
-    if not all(map(_is_numeric, jax.tree.leaves(tree))):
+    if not all(map(is_numeric, jax.tree.leaves(tree))):
         raise FedMomError(
             f"{what} {short(tree)}. It must be made of numbers: arrays, or lists, tuples and dicts"
             " of arrays."
@@ -44,20 +45,28 @@ def of_numbers(what: str, tree: Any) -> Params:
 
 
 def one_number(what: str, found: Any) -> None:
-    """Refuse what is not one number."""
-    if not _is_numeric(found) or np.shape(found) != ():
+    """Refuse what is not one real number."""
+    if not is_numeric(found) or np.shape(found) != () or not _is_real(jnp.result_type(found)):
         raise FedMomError(f"{what} {short(found)}. It must be one number.")
 
 
-def _is_numeric(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return isinstance(leaf, bool | int | float | complex)
-    return getattr(dtype, "kind", "V") in "biufc" or _is_of_jax(dtype)
+def is_numeric(value: Any) -> bool:
+    """Return whether a value is an array of numbers, a number, or what stands for one."""
+    if isinstance(value, int):
+        return abs(value) <= MOST
+    if not isinstance(value, _ARRAYS):
+        return isinstance(value, float | complex)
+    dtype: Any = value.dtype
+    of_jax = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jax.dtypes.extended)
+    numeric = getattr(dtype, "kind", "V") in "biufc" or of_jax
+    return numeric and not isinstance(value, np.ma.MaskedArray)
 
 
-def _is_of_jax(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jax.dtypes.extended)
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+_ARRAYS = (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)
 
 
 def _shape_and_type(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -14,7 +14,7 @@ LOWER_IS_BETTER, UNRANKED = "lower_is_better", "unranked"
 # What metrics cannot be called: other fields of logs and tables, and attributes of evaluations.
 TAKEN = (
     *("round", "split", "loss", "clients", "samples", LOWER_IS_BETTER, UNRANKED, "run", "row"),
-    *("values", "metrics", "diagnostics", "cohort", "rejected"),
+    *("values", "metrics", "diagnostics", "cohort", "rejected", "crc32"),
 )
 PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of a percentile of one
 WEIGHTINGS: tuple[Weighting, ...] = ("population", "cohort", "uniform")

@@ -27,6 +27,7 @@ class Between(NamedTuple):
 WHOLE = Between(-MOST, MOST)
 Count = Annotated[int, Between(0, 2**63 - 1)]  # of rounds, samples
 Seed = Count  # as NumPy takes it
+Finite = Annotated[float, Between(-MOST_FLOAT, MOST_FLOAT)]
 
 
 def check_number(what: str, value: Any, hint: Any = None) -> None:

@@ -44,7 +44,7 @@ class Features(NamedTuple):
         task: What the labels of a batch of N are. "classes": one class each, int32 (N,);
             "regression": values, float32 (N, classes), also where there is one;
             "multilabel": 0 or 1 for every label, int32 (N, classes); "sequence": a class at
-            every position, int32 (N, positions).
+            every position, int32 (N, positions), or -100 where it does not count.
 
     Examples:
         >>> Features("image", (28, 28), classes=62)
@@ -58,10 +58,19 @@ class Features(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table whose values are inputs: its name, and what it holds."""
+    """A column of a table whose values are inputs: its name, and what it holds.
+
+    One of categories is as many numbers of an input, 1 for the category that a row has.
+    """
 
     name: str
-    kind: Literal["number", "bool", "list", "image"]
+    kind: Literal["number", "bool", "list", "image", "category"]
+    categories: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers of an input it is, if it does not hold lists or images."""
+        return max(1, len(self.categories))
 
 
 class Columns(NamedTuple):
@@ -76,6 +85,31 @@ class Columns(NamedTuple):
     inputs: tuple[Column, ...]
     label: tuple[str, ...]
     others: tuple[str, ...] = ()
+
+    def kinds(self) -> dict[str, str]:
+        """Return what the columns of inputs hold, by name."""
+        return {column.name: column.kind for column in self.inputs}
+
+    def plain(self) -> dict[str, Any]:
+        """Return them for JSON; columns without categories as versions before these wrote them."""
+        inputs = [column if column.categories else column[:2] for column in self.inputs]
+        return {**self._asdict(), "inputs": inputs}
+
+
+class Tokens(NamedTuple):
+    """How sequences of different lengths, or texts, became inputs of one length.
+
+    Args:
+        padding: The whole number behind the end of shorter sequences.
+        tokenizer: What made the tokens, for messages; None where they were given.
+        vocabulary: How many tokens there are.
+        fingerprint: A SHA-256 sum of all that the tokenizer consists of.
+    """
+
+    padding: int
+    tokenizer: str | None = None
+    vocabulary: int | None = None
+    fingerprint: str | None = None
 
 
 class Split(NamedTuple):
@@ -92,6 +126,20 @@ class Split(NamedTuple):
     def of(self, clients: Integers) -> "Split":
         """Return where the samples of some clients lie."""
         return Split(self.start[clients], self.size[clients])
+
+
+def _check_names(what: str, names: Sequence[Any], split: Split) -> None:
+    """Refuse names of clients that are neither texts nor whole numbers, or not one for each."""
+    if len(names) != len(split.size):
+        raise FedMomError(
+            f"{what} has {len(names):,} names. It must have one for each of the"
+            f" {len(split.size):,} clients."
+        )
+    if not isinstance(names, list | tuple | np.ndarray):
+        return  # which makes names when it is asked for them
+    wrong = [name for name in names if not isinstance(name, str | int | np.integer)]
+    if wrong:
+        raise FedMomError(f"{what} contains {short(wrong[0])}. Names are texts or whole numbers.")
 
 
 @checked_class
@@ -114,6 +162,7 @@ class FederatedData:
         class_names: What the classes, labels or symbols are called, in the order of their numbers;
             None where they are only numbers.
         columns: The columns of the table that it was read from; None where they have no names.
+        tokens: How sequences of different lengths became inputs; None where they had one length.
 
     Raises:
         FedMomError: There are no clients, or one has no training samples.
@@ -138,12 +187,16 @@ classes>
     test_users: Sequence[Any] | None = None
     class_names: Sequence[str] | None = None
     columns: Columns | None = None
+    tokens: Tokens | None = None
     # Of the content, where a packed store knows it. Not given with the rest, so that
     # dataclasses.replace, which makes other data of this, does not hand it on.
     checksum: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Refuse a population that cannot be trained on, before any work is done."""
+        _check_names("users", self.users, self.train)
+        if self.test_users is not None:
+            _check_names("test_users", self.test_users, self.test)
         if not len(self.users):
             raise FedMomError(f"{self.name} has no clients.")
         empty = np.flatnonzero(self.train.size < 1)

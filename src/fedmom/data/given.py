@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -15,15 +15,17 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Say
-from fedmom.data.federated import FederatedData
+from fedmom.data.federated import Columns, FederatedData, Tokens
 from fedmom.data.rows.assembly import inputs
-from fedmom.data.rows.values import as_array, as_plain
-from fedmom.data.schema import Schema, matched_columns
+from fedmom.data.rows.categories import in_order
+from fedmom.data.rows.padding import padded
+from fedmom.data.rows.values import IGNORED, as_array, as_plain
+from fedmom.data.schema import Schema, matched_columns, tokenizer_of
 
 AT_ONCE = 2**22  # characters
 
 
-def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
+def inputs_for(schema: Schema, x: Any, say: Say, tokenizer: Any = None) -> NDArray[Any]:
     """Return inputs as a model takes them: floats, or whole numbers where it was given such.
 
     Args:
@@ -31,14 +33,54 @@ def inputs_for(schema: Schema, x: Any, say: Say) -> NDArray[Any]:
         x: Inputs, one per row: an array or a list; a DataFrame where the model was trained on a
             table; texts where it was trained on text.
         say: Told what could not be checked.
+        tokenizer: That of the training data, for texts.
     """
+    if hasattr(x, "to_pandas"):  # a table or series of Arrow, polars, xarray
+        x = x.to_pandas()
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return _of_frame(schema, x, say)
-    if schema.kind == "text" and (texts := _texts(x)):
+    _refuse_named_values(x)
+    texts = _texts(x) if schema.kind == "text" or schema.tokens is not None else None
+    if texts and schema.tokens is not None:
+        return _tokens_of(schema, texts, tokenizer)
+    if texts:
         return np.stack([_window(schema, text, f"text {row}") for row, text in enumerate(texts)])
+    if schema.tokens is not None and getattr(x, "shape", ())[1:] != schema.shape:
+        x = padded("x", x, schema.tokens.padding, *schema.shape).values
     array = as_array("x", x)
     _check_rows(schema, x, array.shape)
     return schema.scaled(inputs("predict", as_plain("predict", array)), "x")
+
+
+def _tokens_of(schema: Schema, texts: Sequence[str], tokenizer: Any) -> NDArray[np.int32]:
+    """Return the tokens of texts, as many as the model takes."""
+    from fedmom.data.rows.tokenized import encoder, first_tokens
+
+    assert schema.tokens is not None
+    if tokenizer is None:
+        raise FedMomError(
+            f"x holds texts, and the model was trained with {tokenizer_of(schema.tokens)}. Give it,"
+            " too: predict(x, tokenizer=...); or give the numbers of tokens."
+        )
+    how, (length,) = encoder(tokenizer), schema.shape
+    check_tokens(how.tokens, schema, "tokenizer")
+    cut = schema.task != "sequence"  # as in training
+    return first_tokens(how, texts, length, "x", cut=cut).astype(np.int32)
+
+
+def _refuse_named_values(x: Any) -> None:
+    """Refuse values that have names where these would be ignored."""
+    rows = x if isinstance(x, list | tuple) else ()
+    for row, each in enumerate(rows):
+        if isinstance(each, Mapping) or hasattr(each, "_fields") or hasattr(each, "iloc"):
+            raise FedMomError(
+                f"x: the values of row {row} have names. Give a DataFrame, in which columns are"
+                " matched by name: pandas.DataFrame(x)."
+            )
+    if hasattr(x, "coords") or hasattr(x, "column_names"):
+        raise FedMomError(
+            f"x is a {type(x).__name__}, whose names would be ignored. Give a DataFrame."
+        )
 
 
 def _check_rows(schema: Schema, x: Any, shape: tuple[int, ...]) -> None:
@@ -96,13 +138,14 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
         return _translated(data, given.class_names, schema)
     if given.kind != schema.kind:
         _check_shape(given, schema, name)
-    x = data.arrays["x"]
+    data = _lengthened(data, schema)
+    given, x = Schema.of(data), data.arrays["x"]
     wanted, named = schema.columns, given.columns
     if wanted is not None and named is not None:
         here = [column.name for column in named.inputs]
-        order = matched_columns(wanted, here, dict(named.inputs), name)
-        if order != list(range(len(here))):
-            x = x[:, order]
+        order = matched_columns(wanted, here, named.kinds(), name)
+        if order != list(range(len(here))) or named.inputs != wanted.inputs:
+            x = in_order(name, x, named, wanted, order)
             given = given.model_copy(update={"shape": x.shape[1:]})
     _check_shape(given, schema, name)
     if (given.dtype, given.divided_by) != (schema.dtype, schema.divided_by):
@@ -112,6 +155,33 @@ def conformed(data: FederatedData, schema: Schema) -> FederatedData:
         features = data.features._replace(shape=schema.shape)
         data = replace(data, features=features, arrays={**data.arrays, "x": x})
     return _labels_in_order(data, schema)
+
+
+def check_tokens(tokens: Tokens | None, schema: Schema, name: str) -> None:
+    """Refuse sequences that were not made as those that a model was trained on."""
+    if tokens == schema.tokens:
+        return
+    own, wanted = (
+        "no padding" if made is None else f"padding {made.padding} and {tokenizer_of(made)}"
+        for made in (tokens, schema.tokens)
+    )
+    raise FedMomError(
+        f"{name} has {own}, but the model was trained with {wanted}. Make the data as in training."
+    )
+
+
+def _lengthened(data: FederatedData, schema: Schema) -> FederatedData:
+    """Return data whose sequences are filled up to the length of a model's."""
+    check_tokens(data.tokens, schema, data.name)
+    if schema.tokens is None or data.features.shape >= schema.shape:
+        return data
+    more = [(0, 0), (0, schema.shape[0] - data.features.shape[0])]
+    x = np.pad(data.arrays["x"], more, constant_values=schema.tokens.padding)
+    y = data.arrays["y"]
+    if data.features.task == "sequence":
+        y = np.pad(y, more, constant_values=IGNORED)
+    features = data.features._replace(shape=schema.shape)
+    return replace(data, features=features, arrays={**data.arrays, "x": x, "y": y})
 
 
 def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
@@ -136,7 +206,9 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
     changed = replace(data, features=schema.features, class_names=schema.class_names)
     if schema.kind == "text":  # its labels are characters
         return changed
-    found, places = np.unique(data.arrays["y"], return_inverse=True)
+    y = data.arrays["y"]
+    counted = y != IGNORED
+    found, places = np.unique(y[counted], return_inverse=True)
     names = found.tolist() if given.class_names is None else [given.class_names[n] for n in found]
     numbers = [schema.number(str(name)) for name in names]
     if -1 in numbers:
@@ -144,7 +216,8 @@ def relabelled(data: FederatedData, schema: Schema) -> FederatedData:
             f"{data.name} has the class {names[numbers.index(-1)]!r}, which the model does not"
             " have. Leave such rows out, or start another run."
         )
-    y = np.array(numbers, np.int32)[places.reshape(data.arrays["y"].shape)]
+    y = np.full(y.shape, IGNORED, np.int32)
+    y[counted] = np.array(numbers, np.int32)[places]
     return replace(changed, arrays={**data.arrays, "y": y})
 
 
@@ -177,9 +250,10 @@ def _of_frame(schema: Schema, frame: Any, say: Say) -> NDArray[Any]:
     else:
         places = matched_columns(schema.columns, table.columns, {}, "x")
         names = [table.columns[place] for place in places]
-    x, columns = table_inputs(table, names)
+    trained = () if schema.columns is None else schema.columns.inputs
+    x, columns = table_inputs(table, names, {c.name: c.categories for c in trained if c.categories})
     if schema.columns is not None:
-        matched_columns(schema.columns, names, dict(columns), "x")
+        matched_columns(schema.columns, names, Columns(columns, ()).kinds(), "x")
     _check_rows(schema, x, x.shape)
     return schema.scaled(x, "x", in_table=schema.columns is not None)
 

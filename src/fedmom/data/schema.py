@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import parse_json
-from fedmom.data.federated import Columns, Features, FederatedData, Task
-from fedmom.data.rows.values import is_whole, refuse_row
+from fedmom.data.federated import Columns, Features, FederatedData, Task, Tokens
+from fedmom.data.rows.values import is_whole, listed, refuse_row
 from fedmom.data.sources.shakespeare import SYMBOLS
 
 BYTES: Literal[255] = 255  # what bytes are divided by
@@ -33,6 +33,7 @@ class Schema(BaseModel):
         divided_by: 255 where inputs were bytes, which a model is given as floats in [0, 1].
         class_names: What classes, labels or symbols are called; None where they are numbers.
         columns: The columns of the table; None where they have no names.
+        tokens: How sequences of different lengths became inputs; None where they had one length.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -45,6 +46,7 @@ class Schema(BaseModel):
     classes: Size
     class_names: tuple[str, ...] | None = None
     columns: Columns | None = None
+    tokens: Tokens | None = None
 
     @classmethod
     def of(cls, data: FederatedData) -> "Schema":
@@ -65,13 +67,15 @@ class Schema(BaseModel):
             classes=classes,
             class_names=None if names is None else tuple(names),
             columns=data.columns,
+            tokens=data.tokens,
         )
 
     def to_json(self) -> bytes:
         """Return the file's content."""
-        found = self.model_dump(mode="json", exclude={"columns"})
-        columns = None if self.columns is None else self.columns._asdict()
-        return json.dumps({**found, "columns": columns}, indent=1).encode()
+        found = self.model_dump(mode="json", exclude={"columns", "tokens"})
+        columns = self.columns and self.columns.plain()
+        tokens = self.tokens and self.tokens._asdict()
+        return json.dumps({**found, "columns": columns, "tokens": tokens}, indent=1).encode()
 
     @classmethod
     def from_json(cls, content: bytes, where: str) -> "Schema":
@@ -109,7 +113,7 @@ class Schema(BaseModel):
 
     def facts(self) -> dict[str, Any]:
         """Return what a resumed run's data must have in common with the data before."""
-        columns = self.columns
+        columns, tokens = self.columns, self.tokens
         return {
             "kind": self.kind,
             "shape": self.shape,
@@ -118,7 +122,13 @@ class Schema(BaseModel):
             "classes": self.class_names or self.classes,
             "columns": columns and ", ".join(column.name for column in columns.inputs),
             "types of the columns": columns and ", ".join(c.kind for c in columns.inputs),
+            "categories of the columns": columns
+            and "; ".join(
+                f"{c.name}: {', '.join(c.categories)}" for c in columns.inputs if c.width > 1
+            ),
             "label columns": columns and ", ".join(columns.label),
+            "padding": tokens and tokens.padding,
+            "tokenizer": tokens and tokenizer_of(tokens),
         }
 
     def has_class(self, name: str) -> bool:
@@ -161,10 +171,10 @@ class Schema(BaseModel):
             if is_float:
                 wrong = (x != np.rint(x)) | (abs(x) >= 2**31)
                 self._refuse(what, wrong, x, "a whole number, as all were in training")
-            top = self.classes - 1
-            if self.kind == "text":
-                wrong = (x < 0) | (x > top)
-                self._refuse(what, wrong, x, f"the number of a character, from 0 to {top}")
+            symbol, count = self._symbols()
+            if symbol:
+                wrong = (x < 0) | (x >= count)
+                self._refuse(what, wrong, x, f"the number of a {symbol}, from 0 to {count - 1}")
             return x.astype(np.int32)
         if x.dtype == np.uint8 and not in_table:
             raise FedMomError(
@@ -173,14 +183,29 @@ class Schema(BaseModel):
             )
         return x.astype(np.float32)
 
+    def _symbols(self) -> tuple[str, int]:
+        """Return what inputs are numbers of, and how many there are; "" of none."""
+        if self.kind == "text":
+            return "character", self.classes
+        vocabulary = self.tokens and self.tokens.vocabulary
+        return ("token", vocabulary) if vocabulary else ("", 0)
+
     def _refuse(self, what: str, wrong: NDArray[np.bool_], x: NDArray[Any], allowed: str) -> None:
         if not wrong.any():
             return
         columns = self.columns.inputs if self.columns else ()
-        for place, column in enumerate(columns if len(columns) > 1 else ()):
-            values = f"{what}, column {column.name!r}: the value"
+        names = [column.name for column in columns for _ in range(column.width)]
+        for place, name in enumerate(names if len(names) > 1 else ()):
+            values = f"{what}, column {name!r}: the value"
             refuse_row(values, wrong[:, place], x[:, place], allowed)
         refuse_row(f"{what}: the value", wrong, x, allowed)
+
+
+def tokenizer_of(tokens: Tokens) -> str:
+    """Return what is said of a tokenizer in messages."""
+    if tokens.fingerprint is None:
+        return "no tokenizer"
+    return f"{tokens.tokenizer} of {tokens.vocabulary:,} tokens ({tokens.fingerprint[:12]})"
 
 
 def common(schemas: Mapping[str, Schema]) -> Schema:
@@ -196,7 +221,8 @@ def common(schemas: Mapping[str, Schema]) -> Schema:
         both = f"The data of {first} and of {name}"
         if schema.columns is not None and other.columns is not None:
             here = [column.name for column in other.columns.inputs]
-            matched_columns(schema.columns, here, dict(other.columns.inputs), f"The data of {name}")
+            kinds = other.columns.kinds()
+            matched_columns(schema.columns, here, kinds, f"The data of {name}")
         forms = [_form(s) for s in (schema, other)]
         if forms[0] != forms[1]:
             what = " and ".join(str(form) for form in forms)
@@ -209,11 +235,14 @@ def _form(schema: Schema) -> tuple[Any, ...]:
     """Return what must be the same everywhere, apart from the order of columns."""
     counts = ("classes", "sequence")
     labels = sorted(schema.columns.label) if schema.columns else []
+    inputs = schema.columns.inputs if schema.columns else ()
     names = sorted(schema.class_names or ())
     return (
         *(schema.kind, schema.shape, schema.task),
         *([] if schema.task in counts else [schema.classes, *labels, *names]),
         "names of columns" if schema.columns else "no names of columns",
+        *sorted(f"{c.name}: {', '.join(c.categories)}" for c in inputs if c.categories),
+        *([] if schema.tokens is None else schema.tokens),
     )
 
 
@@ -252,7 +281,7 @@ def check_columns(columns: Columns, shape: tuple[int, ...]) -> None:
     """Refuse columns that do not make inputs of a shape."""
     inputs = columns.inputs
     alone = len(inputs) == 1 and inputs[0].kind in ("list", "image")
-    if not alone and shape != (len(inputs),):
+    if not alone and shape != (sum(column.width for column in inputs),):
         raise FedMomError(f"{len(inputs)} columns do not make inputs of shape {shape}")
 
 
@@ -286,11 +315,12 @@ def matched_columns(
             f"{what} has the column {listed(extra)}, which the model was not trained on. Leave it"
             f" out: the inputs are {listed(names)}."
         )
-    for name, kind in wanted.inputs:
-        if kinds.get(name, kind) != kind:
+    for column in wanted.inputs:
+        kind = kinds.get(column.name, column.kind)
+        if kind != column.kind:
             raise FedMomError(
-                f"{what}: column {name!r} holds {_HOLDS[kinds[name]]}, and in training it held"
-                f" {_HOLDS[kind]}. Change its type."
+                f"{what}: column {column.name!r} holds {_HOLDS[kind]}, and in training it held"
+                f" {_HOLDS[column.kind]}. Change its type."
             )
     return [places[name] for name in names]
 
@@ -300,15 +330,5 @@ _HOLDS = {
     "bool": "true or false",
     "list": "lists of numbers",
     "image": "images",
+    "category": "categories",
 }
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return some names for a message, not all of thousands.
-
-    Examples:
-        >>> listed(["a", "b"]), listed("abcdefgh")
-        ("'a', 'b'", "'a', 'b', 'c', 'd', 'e' and 3 others")
-    """
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} others"

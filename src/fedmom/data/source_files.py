@@ -114,7 +114,10 @@ def read_content(path: Path) -> bytes:
         FedMomError: It is damaged, or holds more than data can or than this machine's memory.
     """
     try:
-        return b"".join(_blocks(path)) if path.suffix.lower() == ".gz" else path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            return b"".join(_blocks(path))
+        check_memory(str(path), 2 * path.stat().st_size, "Use a part of it.")
+        return path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FedMomError(
             f"{path} is not a complete gzip file ({error}). Fetch it again."

@@ -11,6 +11,7 @@ from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import Features, FederatedData, Integers, capacity
 from fedmom.data.leaf_sampling import sample_counts
+from fedmom.data.rows.values import IGNORED
 from fedmom.data.sources.shakespeare import SYMBOLS, WINDOW
 
 AT_ONCE = 2**24  # bytes hashed at a time: mapped arrays may be larger than the memory
@@ -68,7 +69,9 @@ def unseen_labels(data: FederatedData) -> list[str]:
     train, test = (np.unique(_labels(data, part.positions())) for part in (data.train, data.test))
     names = data.class_names
     return [
-        str(number) if names is None else names[int(number)] for number in np.setdiff1d(test, train)
+        str(number) if names is None else names[int(number)]
+        for number in np.setdiff1d(test, train)
+        if number != IGNORED
     ]
 
 
@@ -76,7 +79,8 @@ def unseen_labels(data: FederatedData) -> list[str]:
 def label_mix(data: FederatedData, client: int) -> Integers:
     """Return how many training samples of each label a client has.
 
-    A sample of multi-label data or of a sequence counts for all the labels that it has.
+    A sample of multi-label data or of a sequence counts for all the labels that it has, but not
+    for positions that do not count.
     """
     if data.features.task == "regression":
         raise FedMomError(f"{data.name} has values to predict, and no classes to count.")
@@ -86,7 +90,7 @@ def label_mix(data: FederatedData, client: int) -> Integers:
     labels = _labels(data, slice(start, start + size))
     if data.features.task == "multilabel":
         return labels.sum(0, dtype=np.int64)
-    return np.bincount(labels.ravel(), minlength=data.features.classes)
+    return np.bincount(labels[labels != IGNORED].ravel(), minlength=data.features.classes)
 
 
 def _labels(data: FederatedData, positions: Integers | slice) -> NDArray[Any]:

@@ -226,10 +226,10 @@ def _check_rule(config: RunConfig) -> None:
         )
     fixed = decided.settings(config)
     if "weighting" in _given(config, fixed):
-        owner = config.algorithm if has_rule else spec
+        owner, own = config.algorithm if has_rule else spec, fixed["weighting"] == "own"
         raise FedMomError(
-            f"The rule of {owner} has {fixed['weighting']} weights; leave weighting"
-            f" {config.weighting} out."
+            f"The rule of {owner} has {'its ' if own else ''}{fixed['weighting']} weights; leave"
+            f" weighting {config.weighting} out."
         )
 
 

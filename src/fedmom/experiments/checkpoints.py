@@ -43,6 +43,7 @@ from fedmom.experiments import logs
 from fedmom.experiments.logs import EVALS, ROUNDS, Log, LogRows
 
 FOLDER, NEWEST, PREVIOUS = "checkpoint", "checkpoint.json", "previous.json"
+LONGEST_HEADER = 10**8  # bytes, as in the format
 CLIENTS = "clients/"  # before the names of the runtime's tensors
 Tensors = dict[str, NDArray[Any]]
 
@@ -192,6 +193,7 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
     from safetensors.numpy import load as unpacked
 
     try:
+        _check_header(path)
         content = read_file(path, most=None)
         if checksum is not None and hashlib.sha256(content).hexdigest() != checksum:
             raise FedMomError(f"{path} is damaged: its checksum is not the one it was written with")
@@ -200,6 +202,20 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
         raise FedMomError(f"{path} cannot be read: {error.strerror}") from None
     except (SafetensorError, KeyError, TypeError, OverflowError) as error:
         raise FedMomError(f"{path} is damaged: {error}".rstrip(".")) from None
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a file that is not as long as its header says, before all of it is read."""
+    with open_file(path) as file:
+        size, head = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+        try:
+            tensors: Any = parse_json(file.read(head)) if head <= LONGEST_HEADER else None
+            ends = [about["data_offsets"][1] for about in tensors.values() if "dtype" in about]
+            whole = size == 8 + head + max(ends, default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            whole = False
+    if not whole:
+        raise FedMomError(f"{path} is damaged: its length is not the one that its header says")
 
 
 def _check_form(path: Path, found: Tensors, expected: Tensors) -> None:

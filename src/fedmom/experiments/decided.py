@@ -5,7 +5,7 @@ is. The text is for readers: the part itself is the algorithm's.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import optax
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms.base import Algorithm, Rule
 from fedmom.algorithms.local_work import LocalWork
+from fedmom.algorithms.trial import try_weights
 from fedmom.core.errors import FedMomError
 from fedmom.core.identity import given_name, label
 from fedmom.core.registry import joined
@@ -21,9 +22,13 @@ from fedmom.core.types import Weighting
 from fedmom.experiments.settings import RunConfig
 
 BY_ALGORITHM = "@algorithm"  # the end of a setting that is the algorithm's own
+PARTS = (  # of an algorithm, in the order in which they are told
+    *("server-lr", "weighting", "aggregate", "solver", "lr", "local-steps", "local-epochs"),
+    *("batch-size", "batches", "prox"),
+)
 LETTERS = 160  # of a text
 DEPTH = 6  # of functions in functions
-_SAMPLES = np.array([1, 3, 10])
+_SAMPLES = np.array([1, 3, 10, 40, 200, 1000, 20_000, 1_000_000])  # a rule may cap or round them
 
 
 def is_decided(value: Any) -> bool:
@@ -60,6 +65,7 @@ def rule(config: RunConfig) -> Rule:
         weighting=asked_weighting(config),
     )
     assert method.rule is not None
+    try_weights(method.rule)
     return method.rule
 
 
@@ -86,6 +92,22 @@ def of_work(work: LocalWork) -> dict[str, Any]:
         "batch_size": work.batch_size or "all",
         "solver": "sgd" if work.solver is optax.sgd else _told(work.solver),
     }
+
+
+def parts(run: Mapping[str, str]) -> str:
+    """Return what an algorithm that is an object consists of, as a text; "" for a named one.
+
+    Args:
+        run: The settings of a run, as texts.
+
+    Examples:
+        >>> parts({"algorithm": "algorithm@12345678", "server-lr": "fedmom@algorithm", "lr": "0.1"})
+        'server-lr fedmom, lr 0.1'
+    """
+    if "@" not in run["algorithm"]:
+        return ""
+    found = (f"{name} {run[name]}" for name in PARTS if name in run)
+    return ", ".join(found).replace(BY_ALGORITHM, "")
 
 
 def _amount(value: Any, number: Callable[[Any], float]) -> Any:

@@ -56,11 +56,16 @@ def default_lr(kind: str, algorithm: str) -> float:
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what an algorithm has no use for, of settings that several share.
 
-    FedSGD brings its own local work, and only some algorithms have momentum.
+    FedSGD brings its own local work, an object its own server learning rate, and only some
+    algorithms have momentum.
     """
     spec = str(values.get("algorithm", RunConfig.model_fields["algorithm"].default))
     has_work = algorithms.algorithm(spec).work is not None
     foreign = {kebab(name) for name in LOCAL_WORK} if has_work else set()
+    if has_work and not decided.takes_lr(spec):
+        foreign |= {"lr"}
+    if not decided.has_rate(spec):
+        foreign |= {"server-lr"}
     if algorithms.default_of(spec, "momentum") is None:
         foreign |= {"momentum"}
     return {key: value for key, value in values.items() if key not in foreign}

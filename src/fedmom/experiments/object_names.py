@@ -41,7 +41,7 @@ from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 
-PLAIN = (str, int, float, np.number, np.bool_)
+PLAIN = (str, int, float, np.number)
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +64,8 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(key: str, value: Any) -> Any:
     naming = _NAMING.get(key.replace("-", "_"))
+    if isinstance(value, np.bool_):
+        value = bool(value)
     if isinstance(value, PLAIN):
         return value
     if naming is None:
@@ -220,7 +222,7 @@ def _aggregate(value: Any) -> str:
         return _row(RULES, "rule", value, lambda _weighting: value)
     if isinstance(value, Stage):
         return _row(STAGES, "stage", value, lambda: value)
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and len(value):
         return "+".join(map(_aggregate, value))
     raise FedMomError(f"aggregate is {short(value)}. Give stages and a rule.")
 

@@ -1,6 +1,8 @@
 """What is told of a run, round by round: events, and two observers of them."""
 
 import math
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -84,9 +86,10 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         """Write the numbers of a round and its evaluation."""
         if self._writer is None:  # rounds after the checkpoint will be written again
-            # With a suffix, or what began in the same second would be the same file.
-            purge, suffix = event.round + 1, f".{event.round}"
-            self._writer = self._writer_at(purge_step=purge, filename_suffix=suffix)
+            # A name that nobody can guess and plant a link at. TensorBoard reads files in the
+            # order of their names, which otherwise have whole seconds.
+            suffix = f".{time.time_ns():020}.{secrets.token_hex(8)}"
+            self._writer = self._writer_at(purge_step=event.round + 1, filename_suffix=suffix)
         if record := event.record:
             numbers = {
                 name: getattr(record, name)

@@ -22,12 +22,17 @@ OF_RUNS = (
     *("compare.json", "compare.html", "sweep.json", "sweep.html", "sweep.csv", "creation.json"),
     *("report.html", *(f"{page}.{kind}" for page in ("compare", "report-*") for kind in IMAGES)),
 )
+_ROUND = "round-" + 8 * "[0-9]" + ".safetensors"
 OF_FOLDERS = {
-    "checkpoint": ("round-*.safetensors*", "checkpoint.json*", "previous.json*"),
+    "checkpoint": tuple(
+        f"{name}{aside}"
+        for name in (_ROUND, "checkpoint.json", "previous.json")
+        for aside in ("", ".aside-[0-9]*")
+    ),
     "tensorboard": ("events.out.tfevents.*",),
     "export": ("model.safetensors", "model.onnx", "schema.json", "README.md", "config.toml"),
 }
-TEMPORARY = re.compile(r"\..+\.tmp")
+TEMPORARY = re.compile(r"\.(.+)\.tmp")
 
 
 def foreign(folder: Path, runs: Sequence[Path] = ()) -> Path | None:
@@ -66,5 +71,8 @@ def is_ours(name: str) -> bool:
 def _is_ours(path: Path, names: Sequence[str]) -> bool:
     if path.is_dir() and not path.is_symlink():
         return False
-    is_temporary = path.name == LOCK or TEMPORARY.fullmatch(path.name)
-    return bool(is_temporary) or any(fnmatch(path.name, name) for name in names)
+    temporary = TEMPORARY.fullmatch(path.name)
+    if path.name == LOCK or (temporary and re.fullmatch("[0-9a-f]{16}", temporary[1])):
+        return True
+    name = temporary[1] if temporary else path.name  # earlier versions' have a file's name inside
+    return any(fnmatch(name, pattern) for pattern in names)

@@ -5,13 +5,15 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, parse_json, read_file, slug
 from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
@@ -62,7 +64,8 @@ class Result:
             names = read_names(place.parent / COMPARE_LIST)
         except FedMomError:  # it is in no comparison
             names = []
-        name = place.name.removesuffix(f"_seed{self.config.seed}")
+        has_seeds = all(re.search(r"_seed\d+$", each) for each in names)
+        name = place.name.removesuffix(f"_seed{self.config.seed}") if has_seeds else place.name
         return name if place.name in names and name != slug(self.config.algorithm) else ""
 
     @property
@@ -99,7 +102,8 @@ class Result:
         rows = (row for row in self.evals if row["split"] == split)
         return [(row["round"], row[key]) for row in rows if key in row]
 
-    def last(self, split: str, key: str) -> float | None:
+    @checked
+    def last(self, split: Literal["train", "test"], key: str) -> float | None:
         """Return a number of the last evaluation, such as ``last("test", "accuracy")``.
 
         Returns:
@@ -108,8 +112,6 @@ class Result:
         Raises:
             FedMomError: No evaluation has a number of this name.
         """
-        if split not in ("train", "test"):
-            raise FedMomError(f"last: split is {split!r}. It must be 'train' or 'test'.")
         names = dict.fromkeys(name for row in self.evals for name in row)
         if names and key not in names:
             numbers = [name for name in names if name not in ("split", LOWER_IS_BETTER, UNRANKED)]

@@ -26,6 +26,24 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def by_name(algorithms: Iterable[str]) -> dict[str, str]:
+    """Return algorithms by the names of their runs, which are made of their texts.
+
+    Examples:
+        >>> by_name(["fedavg", "fedadam:tau=0.1"])
+        {'fedavg': 'fedavg', 'fedadam-tau-0.1': 'fedadam:tau=0.1'}
+    """
+    found: dict[str, str] = {}
+    for algorithm in algorithms:
+        if (name := slug(algorithm)) in found:
+            raise FedMomError(
+                f"algorithms: {found[name]} and {algorithm} are two runs of the name {name}. Leave"
+                " one out, or name them: compare({'first': ..., 'second': ...}) in Python."
+            )
+        found[name] = algorithm
+    return found
+
+
 def of_comparison(
     values: Mapping[str, Any], algorithms: Mapping[str, str], seeds: int = 1
 ) -> dict[str, RunConfig]:

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedmom.algorithms import ALGORITHMS, SOLVERS
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_file
+from fedmom.core.files import LARGEST_TOML, read_file, read_named
 from fedmom.core.registry import Registry, is_object, joined
 from fedmom.core.types import Weighting
 from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
@@ -21,9 +22,11 @@ from fedmom.models import ADAPTATIONS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 
+# A name with 99 dots: no setting has one.
+DEEP = re.compile(rb"""(?:(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')[ \t]*\.[ \t]*){99}""")
+
 DEFAULT_STEPS = 10
 AUTO = "auto"
-LARGEST = 2**20  # bytes of a file of settings
 
 
 def _number_or_schedule(value: Any) -> Any:
@@ -193,7 +196,7 @@ class RunConfig(BaseModel):
     )
     pace: Annotated[str, _known(PACES)] = Field(
         "synchronous",
-        description="Whom to ask and when to step: synchronous, over_selected:extra=0.3 or"
+        description="Synchronous or asynchronous rounds: synchronous, over_selected:extra=0.3 or"
         " buffered:in_flight=40.",
     )
     runtime: Annotated[str, _known(RUNTIMES)] = Field(
@@ -263,25 +266,20 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the settings in a run's TOML file, unchecked."""
-    return _toml(path, partial(read_file, path, LARGEST))
+    return _toml(path, partial(read_file, path, LARGEST_TOML))
 
 
 def read_given(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file that the user names, which may be a link or a pipe."""
-    return _toml(path, partial(_first_bytes, path))
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise FedMomError(f"{path} is not a file of settings: it has more than {LARGEST:,} bytes.")
-    return content
+    return _toml(path, partial(read_named, path, "a file of settings", LARGEST_TOML))
 
 
 def _toml(path: Path, read_bytes: Callable[[], bytes]) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_bytes().decode())
+        content = read_bytes()
+        if DEEP.search(content):  # tomllib takes minutes for it
+            raise FedMomError(f"{path} is not a file of settings: a name in it has 100 parts.")
+        return tomllib.loads(content.decode())
     except FedMomError:
         raise
     except OSError as error:

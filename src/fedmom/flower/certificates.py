@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import read_file, write_atomic
 
 DAYS = 825  # the longest that common programs accept of a server's certificate
 USES = (
@@ -60,7 +61,7 @@ def write_server(folder: Path, hosts: list[str]) -> None:
         certificate = builder.sign(authority, hashes.SHA384())
         write_secret(folder / f"{name}.key", _private(key, serialization.PrivateFormat.PKCS8))
         content = certificate.public_bytes(serialization.Encoding.PEM)
-        (folder / f"{name}.pem").write_bytes(content)
+        write_atomic(folder / f"{name}.pem", content)
 
 
 def write_device(private: Path, public: Path) -> None:
@@ -68,7 +69,7 @@ def write_device(private: Path, public: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(private, _private(key, serialization.PrivateFormat.OpenSSH))
     form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    public.write_bytes(key.public_key().public_bytes(*form))
+    write_atomic(public, key.public_key().public_bytes(*form))
 
 
 def public_key_bytes(public: Path) -> bytes:
@@ -76,7 +77,7 @@ def public_key_bytes(public: Path) -> bytes:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     try:
-        key = serialization.load_ssh_public_key(public.read_bytes())
+        key = serialization.load_ssh_public_key(read_file(public))
     except (ValueError, UnsupportedAlgorithm):
         key = None  # no key at all, or one of an unknown kind
     if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -28,6 +28,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import read_file
 from fedmom.flower.certificates import public_key_bytes
 from fedmom.flower.layout import Deployment
 
@@ -62,7 +63,7 @@ class Control:
             self._client = ControlHttpClient.from_server_address(
                 deployment.listen,
                 deployment.insecure,
-                None if deployment.ca is None else deployment.ca.read_bytes(),
+                None if deployment.ca is None else read_file(deployment.ca),
                 [RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
             )
         except (ssl.SSLError, UnicodeError) as error:
@@ -179,7 +180,7 @@ def settings_of(app: Path) -> dict[str, Any]:
 
 def _project(app: Path) -> dict[str, Any]:
     try:
-        project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        project = tomllib.loads(read_file(app / "pyproject.toml").decode())
         project["tool"]["flwr"]["app"].get("config", {}).items()
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise FedMomError(f"{app / 'pyproject.toml'} is not a Flower app's: {error}.") from None

@@ -19,7 +19,14 @@ from typing import Any
 import tomli_w
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import naming, read_file, write_atomic
+from fedmom.core.files import (
+    LARGEST_TOML,
+    inner_folder,
+    make_folder,
+    naming,
+    read_file,
+    write_atomic,
+)
 
 INSIDE = "127.0.0.1:8000"  # where the SuperLink listens, if devices do not call it on loopback
 SERVER, DEVICE = "server.toml", "device.toml"
@@ -121,7 +128,9 @@ def _fill(deployment: Deployment, devices: int) -> None:
 
     host, port = split_address(deployment.address)
     for folder in ("app/fedmom_app", "server/keys", "server/flwr", "devices", "runs"):
-        (deployment.path / folder).mkdir(parents=True, exist_ok=True)
+        top, *below = folder.split("/")
+        make_folder(Path(inner_folder(deployment.path / top), *below))
+        inner_folder(deployment.path / folder)
     deployment.server.chmod(0o700)
     if not deployment.insecure:
         from fedmom.flower import certificates
@@ -142,13 +151,14 @@ def _fill(deployment: Deployment, devices: int) -> None:
 
 def add_device(deployment: Deployment, name: str) -> Path:
     """Give a device a folder with its key; return the folder."""
-    folder = deployment.path / "devices" / name
+    folder = inner_folder(deployment.path / "devices") / name
     folder.mkdir(parents=True)
     folder.chmod(0o700)  # the device will keep a copy of its data here
     if not deployment.insecure:
         from fedmom.flower import certificates
 
-        certificates.write_device(folder / "device.key", deployment.server / "keys" / f"{name}.pub")
+        keys = inner_folder(deployment.server / "keys")
+        certificates.write_device(folder / "device.key", keys / f"{name}.pub")
         write_atomic(folder / "ca.pem", read_file(deployment.server / "ca.pem"))
     facts = {"server": deployment.address, "name": name, "insecure": deployment.insecure}
     write_atomic(folder / DEVICE, tomli_w.dumps(facts).encode())
@@ -215,7 +225,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what a file says, which must have some texts and addresses."""
     try:
-        facts = tomllib.loads(read_file(file).decode())
+        facts = tomllib.loads(read_file(file, LARGEST_TOML).decode())
     except FileNotFoundError:
         raise FedMomError(f"{file.parent} does not hold {needed}.") from None
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ _MODELS = "char_lstm lenet5 leaf_cnn logreg mlp"
 _PLACES = {name: f"fedmom.models.built_in:{name}" for name in _MODELS.split()}
 _PLACES["char_gpt"] = "fedmom.models.char_gpt:char_gpt"
 MODELS = Registry("model", _PLACES, takes=("features",))
-_METRICS = "accuracy auc f1 mae mse perplexity position_accuracy rmse top"
+_METRICS = "accuracy auc f1 mae mse perplexity position_accuracy position_top rmse top"
 METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
 ADAPTATIONS = Registry(
     "adaptation",

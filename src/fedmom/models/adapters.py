@@ -1,7 +1,6 @@
 """Nets of flax, equinox and haiku, and plain functions, as models."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedmom.core.types import Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
 from fedmom.models.base import TASKS, Model
+from fedmom.models.gray_images import with_channel
 from fedmom.models.losses import LOSSES, Loss
 from fedmom.models.metrics import Metric, check_names
 from fedmom.models.nets import Net, arguments, beside_state
@@ -48,7 +48,8 @@ def model(
             name of a built-in model, to give it another loss or other metrics. An nnx or equinox
             module itself starts from the parameters that it has, whatever the seed.
         data: What it is trained on: the data, or its features.
-        loss: ``loss(outputs, labels) ->`` one number per sample, or a name of
+        loss: ``loss(outputs, labels) ->`` one number per sample; or a pair, a sum and a count of
+            terms per sample, of which the mean over terms is taken; or a name of
             ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
         metrics: Names of ``fedmom.METRICS``, ``fedmom.Metric`` values, or functions
             ``(outputs, labels) ->`` one number per sample, of which the mean is taken. Tables rank
@@ -88,9 +89,6 @@ def model(
     return found._replace(loss=own or found.loss, metrics=measured)
 
 
-CHANNEL = "If it has convolutions, give them a channel: begin with x = x[..., None]."
-
-
 def of_net(
     net: Any,
     features: Features,
@@ -108,47 +106,14 @@ def of_net(
         state: As for ``model``.
         has_state: As for ``model``.
     """
+
+    def made(x: NDArray[Any]) -> Model:
+        return _model(_net(net, jnp.asarray(x), has_state=has_state), state)
+
     gray = features.kind == "image" and len(features.shape) == 2
-    with _channel_named(features) if gray else contextlib.nullcontext():
-        found = _model(_net(net, jnp.asarray(x), has_state=has_state), state)
-        if gray:
-            _check_channels(found, features, x)
+    found = with_channel(made, x) if gray else made(x)
     loss, metrics = TASKS[features.task]
     return found._replace(loss=loss, metrics=metrics)
-
-
-@contextlib.contextmanager
-def _channel_named(features: Features) -> Iterator[None]:
-    """Say what may be wrong where a net fails on images without channels."""
-    try:
-        yield
-    except FedMomError:
-        raise
-    except Exception as error:  # of the user's net
-        shape = ", ".join(map(str, features.shape))
-        raise FedMomError(
-            f"The net cannot be applied to images of shape (N, {shape}): {str(error).rstrip('.')}."
-            f" {CHANNEL}"
-        ) from error
-
-
-def _check_channels(model: Model, features: Features, x: NDArray[Any]) -> None:
-    """Refuse a net that mixes the images of a batch.
-
-    A convolution of flax takes three axes for the height, width and channels of one image.
-    """
-    key = jax.random.key(0)
-    both = (2 * jax.random.uniform(key, (2, *features.shape))).astype(x.dtype)
-    params = model.init(key)
-    alone, together = (model.apply(params, rows, None) for rows in (both[:1], both))
-    if not hasattr(together, "shape"):
-        return  # which ``check`` tells
-    if together.shape[1:] != alone.shape[1:] or not np.allclose(
-        together[:1], alone, rtol=1e-3, atol=1e-4, equal_nan=True
-    ):
-        raise FedMomError(
-            f"The net mixes the images of a batch, which have no channel axis. {CHANNEL}"
-        )
 
 
 def example(data: FederatedData | Features, *, integers: bool = False) -> NDArray[Any]:

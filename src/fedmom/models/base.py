@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import centred_uniform
-from fedmom.core.tracing import of_numbers, traced
+from fedmom.core.tracing import is_numeric, of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
 from fedmom.models import metrics
@@ -49,7 +49,8 @@ class Model(NamedTuple):
             ``Adapted`` where a part of the parameters is frozen.
         apply: ``apply(params, x, key) -> outputs`` of a batch. ``key`` is for dropout and the
             like; it is None in evaluation.
-        loss: ``loss(outputs, labels) ->`` one number per sample; by default ``cross_entropy``.
+        loss: ``loss(outputs, labels) ->`` one number per sample, or a sum and a count of terms per
+            sample; by default ``cross_entropy``.
         metrics: What it is evaluated by, next to the loss; the first is what tables rank by. By
             default the accuracy.
         train: ``train(variables, x, key) -> outputs, state, own_state``: how a model with state
@@ -85,7 +86,7 @@ class Model(NamedTuple):
         return self if self.adapted is None else self.adapted.base
 
     def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the loss of every sample; refuse a loss that is a mean over the batch.
+        """Return the loss of every sample: of a sequence, the mean over its positions.
 
         Args:
             outputs: The model's outputs, one row per sample.
@@ -94,9 +95,33 @@ class Model(NamedTuple):
         Returns:
             One number per sample.
         """
+        found, counts = self.loss_sums(outputs, labels)
+        return found if counts is None else found / jnp.maximum(counts, 1)
+
+    def loss_sums(
+        self, outputs: jax.Array, labels: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return the loss of every sample as a sum and a count of terms, such as positions.
+
+        The loss of samples together is the mean over their terms. A loss that is a mean over the
+        batch is refused.
+
+        Args:
+            outputs: The model's outputs, one row per sample.
+            labels: The samples' labels.
+
+        Returns:
+            The sums, and the counts; None where each sample counts one.
+        """
         found = self.loss(outputs, labels)
+        if isinstance(found, tuple) and len(found) == 2:
+            sums, counts = (self._per_sample(each, labels) for each in found)
+            return sums, counts
+        return self._per_sample(found, labels), None
+
+    def _per_sample(self, found: Any, labels: jax.Array) -> jax.Array:
         shape = getattr(found, "shape", None)
-        if shape is None:
+        if not is_numeric(found) or shape is None:
             raise FedMomError(
                 f"The model's loss returns {short(found)}. It must return one number per sample."
             )
@@ -105,7 +130,7 @@ class Model(NamedTuple):
                 f"The model's loss has shape {shape} for {len(labels)} samples. A loss"
                 " returns one number per sample: leave out the mean over the batch."
             )
-        return found
+        return jnp.asarray(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +210,7 @@ size 3. Its last layer must return a number for every class.
             f" ({x.dtype}): {str(error).rstrip('.')}. A model's apply takes parameters, inputs and"
             " a key."
         ) from error
-    if not hasattr(outputs, "shape"):
+    if not is_numeric(outputs) or not hasattr(outputs, "shape"):
         raise FedMomError(
             f"apply of the model returns {short(outputs)}. It must return an array, with a row for"
             " every input."
@@ -205,11 +230,22 @@ def first_form(model: Model) -> Any:
     except jax.errors.JAXTypeError:
         found = model.init(key)
     params = of_numbers("init of the model returns", found)
+    if isinstance(params, Variables) != (model.train is not None and model.state is not None):
+        raise FedMomError(
+            "A model with state has all of these, one without has none: train, state ('average' or"
+            f" 'local'), and an init that returns fedmom.Variables. Here init returns"
+            f" {short(found)}, state is {model.state!r}, and train is {short(model.train)}."
+        )
     trained = params.trained if isinstance(params, Variables) else params
     if not jax.tree.leaves(trained):
         raise FedMomError(
             f"init of the model returns {short(found)}. It must return parameters, which are"
             " trained: an array, or lists, tuples and dicts of arrays."
+        )
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(params)):
+        raise FedMomError(
+            "The model's state has a random key, which cannot be averaged or kept. Leave it out:"
+            " apply is given a key."
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(trained):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -223,8 +259,8 @@ def first_form(model: Model) -> Any:
 def _check_metric(metric: Metric, outputs: Any, labels: NDArray[Any]) -> None:
     """Refuse a metric of the user's own that does not return a number, or a row, per sample."""
     found = traced(metric.per_sample, outputs, labels)
-    shape = getattr(found, "shape", ())
-    if shape[:1] != (ROWS,) or len(shape) > 2 or found.dtype.kind not in "biuf":
+    shape = getattr(found, "shape", ()) if is_numeric(found) else ()
+    if shape[:1] != (ROWS,) or len(shape) > 2 or jnp.issubdtype(found.dtype, jnp.complexfloating):
         raise FedMomError(
             f"The metric {metric.name} returns {short(found)} for {ROWS} samples. It must return"
             " one number per sample, or one row of numbers."
@@ -238,10 +274,8 @@ def _check_metric(metric: Metric, outputs: Any, labels: NDArray[Any]) -> None:
         return
     for sums in (np.ones((ROWS, *shape[1:])), np.ones(shape[1:])):
         value = metric.value(sums)
-        if (
-            getattr(np.asarray(value, object), "shape", None)
-            != sums.shape[: sums.ndim - len(shape[1:])]
-        ):
+        wanted = sums.shape[: sums.ndim - len(shape[1:])]
+        if not is_numeric(value) or np.shape(value) != wanted:
             raise FedMomError(
                 f"value of the metric {metric.name} returns {short(value)} for sums of shape"
                 f" {sums.shape}. It must return one number for every row."

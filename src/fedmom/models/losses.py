@@ -1,4 +1,8 @@
-"""Losses: functions of a model's outputs and the labels that return one number per sample."""
+"""Losses: functions of a model's outputs and the labels that return one number per sample.
+
+A loss may also return two numbers per sample, a sum and how many terms it has: the loss of samples
+together is then the mean over all terms. That of sequences does, as their lengths differ.
+"""
 
 from collections.abc import Callable
 
@@ -8,7 +12,7 @@ import optax
 
 from fedmom.core.errors import FedMomError
 
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
+Loss = Callable[[jax.Array, jax.Array], jax.Array | tuple[jax.Array, jax.Array]]
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -62,8 +66,11 @@ def binary_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return _mean_of_rest(optax.sigmoid_binary_cross_entropy(logits, labels))
 
 
-def sequence_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Softmax cross-entropy of every sequence, a mean over its positions.
+def sequence_cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Softmax cross-entropy of sequences: the sum over positions, and how many count.
+
+    The loss of a batch is the mean over all its positions that count, as that of PyTorch's
+    ``CrossEntropyLoss(ignore_index=-100)``.
 
     Args:
         logits: (samples, positions, classes).
@@ -71,15 +78,15 @@ def sequence_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
             position that does not count, such as one behind the end of a sequence.
 
     Returns:
-        One loss per sample; 0 where no position counts.
+        The sum and the count of every sample.
 
     Examples:
-        >>> loss = sequence_cross_entropy(jnp.zeros((1, 3, 8)), jnp.array([[5, 2, -1]]))
-        >>> bool(jnp.allclose(loss, jnp.log(8)))
+        >>> total, count = sequence_cross_entropy(jnp.zeros((1, 3, 8)), jnp.array([[5, 2, -100]]))
+        >>> bool(jnp.allclose(total / count, jnp.log(8)))
         True
     """
     losses, counted = position_losses(logits, labels)
-    return losses.sum(-1) / jnp.maximum(counted.sum(-1), 1)
+    return losses.sum(-1), counted.sum(-1).astype(losses.dtype)
 
 
 def position_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

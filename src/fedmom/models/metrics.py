@@ -6,7 +6,7 @@ client and for all of them is the same function of their sums.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -95,12 +95,14 @@ def top(*, k: Annotated[int, Between(1, 1000)] = 5) -> Metric:
         [True]
     """
 
-    def among(out: jax.Array, y: jax.Array) -> jax.Array:
-        if k >= out.shape[-1]:
-            raise FedMomError(f"top:k={k} needs more than {k} classes, not {out.shape[-1]}.")
-        return jnp.any(jax.lax.top_k(out, k)[1] == y[..., None], axis=-1)
+    return Metric(f"top{k}", partial(_among, k), higher_is_better=True, hits=True)
 
-    return Metric(f"top{k}", among, higher_is_better=True, hits=True)
+
+def _among(k: int, out: jax.Array, y: jax.Array) -> jax.Array:
+    """Return whether the right class is among the k largest outputs."""
+    if k >= out.shape[-1]:
+        raise FedMomError(f"top:k={k} needs more than {k} classes, not {out.shape[-1]}.")
+    return jnp.any(jax.lax.top_k(out, k)[1] == y[..., None], axis=-1)
 
 
 @lru_cache
@@ -116,7 +118,7 @@ def rmse() -> Metric:
     def with_ones(out: jax.Array, y: jax.Array) -> jax.Array:
         return _row(errors := squared_error(out, y), jnp.ones_like(errors))
 
-    return Metric("rmse", with_ones, lambda sums: np.sqrt(_ratio(sums)), higher_is_better=False)
+    return Metric("rmse", with_ones, lambda sums: np.sqrt(ratio(sums)), higher_is_better=False)
 
 
 @lru_cache
@@ -133,7 +135,25 @@ def position_accuracy() -> Metric:
         counted = y >= 0
         return _row(_total((jnp.argmax(out, axis=-1) == y) & counted), _total(counted))
 
-    return Metric("position_accuracy", at_positions, _ratio, higher_is_better=True)
+    return Metric("position_accuracy", at_positions, ratio, higher_is_better=True)
+
+
+@checked
+@lru_cache
+def position_top(*, k: Annotated[int, Between(1, 1000)] = 5) -> Metric:
+    """The share of positions of sequences whose right class is among the k largest outputs.
+
+    Examples:
+        >>> out, labels = jnp.array([[[3.0, 2, 1], [0, 0, 9]]]), jnp.array([[1, -100]])
+        >>> position_top(k=2).per_sample(out, labels).tolist()  # positions: right, that count
+        [[1.0, 1.0]]
+    """
+
+    def at_positions(out: jax.Array, y: jax.Array) -> jax.Array:
+        counted = y >= 0
+        return _row(_total(_among(k, out, y) & counted), _total(counted))
+
+    return Metric(f"position_top{k}", at_positions, ratio, higher_is_better=True)
 
 
 @lru_cache
@@ -147,6 +167,7 @@ def perplexity() -> Metric:
     return Metric("perplexity", entropies, _exponential, higher_is_better=False)
 
 
+@checked
 @lru_cache
 def f1(*, average: Literal["macro", "micro"] = "macro") -> Metric:
     """The harmonic mean of precision and recall, of classes or of labels.
@@ -193,8 +214,10 @@ def auc(*, bins: Annotated[int, Between(16, 10_000)] = 1000) -> Metric:
     def histogram(out: jax.Array, y: jax.Array) -> jax.Array:
         scores, true = _as_scores(out, y)
         bin_ = jnp.searchsorted(edges, scores, method="compare_all")  # the quickest on a CPU
-        place = bin_ + jnp.where(true > 0, 0, count)
-        return jax.nn.one_hot(place, 2 * count).reshape(len(out), -1)
+        place = jnp.where(true < 0, -1, bin_ + jnp.where(true > 0, 0, count))  # -1 is no place
+        rows = jax.nn.one_hot(place, 2 * count)
+        rows = rows.sum(1) if y.ndim < out.ndim else rows  # classes have one area, at all positions
+        return rows.reshape(len(out), -1)
 
     return Metric("auc", histogram, lambda sums: _area(sums, count), higher_is_better=True)
 
@@ -232,13 +255,14 @@ def _mean_ratio(above: Numbers, below: Numbers) -> Numbers:
 
 
 @np.errstate(invalid="ignore")
-def _ratio(sums: Numbers) -> Numbers:
+def ratio(sums: Numbers) -> Numbers:
+    """Return the first of two sums over the second; NaN where both are 0."""
     return sums[..., 0] / sums[..., 1]
 
 
 @np.errstate(over="ignore")
 def _exponential(sums: Numbers) -> Numbers:
-    return np.exp(_ratio(sums))
+    return np.exp(ratio(sums))
 
 
 def _row(*columns: jax.Array) -> jax.Array:
@@ -260,7 +284,10 @@ def _as_labels(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _as_scores(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return log-odds per label, (samples, labels), and whether it is there, 0 or 1."""
+    """Return log-odds per label, (samples, labels), and whether it is there.
+
+    1: it is; 0: it is not; -1: it does not count.
+    """
     if y.ndim < out.ndim:
         if out.shape[-1] > 2:
             raise FedMomError(
@@ -269,4 +296,4 @@ def _as_scores(out: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
             )
         out = out[..., 1] - out[..., 0] if out.shape[-1] == 2 else out[..., 0]
     scores = shaped(out, y).reshape(len(y), -1)
-    return scores, (y > 0).reshape(len(y), -1).astype(jnp.int32)
+    return scores, jnp.where(y < 0, -1, y > 0).reshape(len(y), -1).astype(jnp.int32)

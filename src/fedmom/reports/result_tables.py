@@ -43,17 +43,23 @@ def verdict(groups: Sequence[Group], goal: float | None) -> str:
     reached = [(r, label) for r, label in rounds if r is not None]
     if not reached:
         return ""
-    (fewest, fastest), *rest = sorted(reached, key=lambda pair: pair[0])
-    names = [f"{label} {_short(r)}" for r, label in rest[:OTHERS_NAMED]]
-    names += [f"{len(rest) - OTHERS_NAMED} more"] if len(rest) > OTHERS_NAMED else []
+    fewest = min(r for r, _ in reached)
+    fastest = [label for r, label in reached if r == fewest]
+    rest = sorted((pair for pair in reached if pair[0] > fewest), key=lambda pair: pair[0])
     by = ranked_by(groups)
-    if len(reached) == len(groups) > 1 and all(r == fewest for r, _ in rest):
-        said = f"Test {by.metric} {by.text(goal)}: all took {_short(fewest)} rounds."
-        return said if fewest else ""  # the first model had it
-    return (
-        f"Test {by.metric} {by.text(goal)}: {fastest} took {_short(fewest)} rounds"
-        f" ({', '.join(names) or 'no other did'})."
-    )
+    said = f"Test {by.metric} {by.text(goal)}: "
+    if len(fastest) == len(groups) > 1:
+        return f"{said}all took {_short(fewest)} rounds." if fewest else ""  # the first model's
+    *most, last = _few(fastest)
+    names = f"{', '.join(most)} and {last}" if most else last
+    others = ", ".join(_few([f"{label} {_short(r)}" for r, label in rest]))
+    return f"{said}{names} took {_short(fewest)} rounds ({others or 'no other did'})."
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    """Return the first names, and how many more there are."""
+    more = len(names) - OTHERS_NAMED
+    return [*names[:OTHERS_NAMED], *([f"{more} more"] if more > 0 else [])]
 
 
 def grid(groups: Sequence[Group], goal: float | None) -> Grid:

@@ -143,8 +143,14 @@ def _numbers(groups: Sequence[Group], goal: float | None) -> list[Part]:
     families = differences.families(groups)
     sentences = [
         result_tables.verdict(groups, goal) if len(groups) > 1 else "",
+        differences.ONE_SEED if len(groups) > 1 and not any(g.runs[1:] for g in groups) else "",
         *map(differences.sentence, families),
         *stopped_early(groups),
+        *(
+            f"{name}: the training loss ended above that of the first model, {text}."
+            for name, run in _named(groups)
+            if run.finished and (text := run.risen())
+        ),
         *(f"{name}: {text}" for name, run in _named(groups) if (text := run.rejected())),
     ]
     # Words come even if there are none: a live page stays as it is while its parts are the same.

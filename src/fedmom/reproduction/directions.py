@@ -20,7 +20,7 @@ from rich.console import Console
 
 from fedmom.algorithms.local_work import full_gradient
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import make_folder, read_file, write_atomic
+from fedmom.core.files import make_folder, parse_json, read_file, write_atomic
 from fedmom.core.progress import track
 from fedmom.core.types import Params
 from fedmom.experiments.build import Experiment
@@ -59,7 +59,12 @@ def stored(folder: Path, run: Path, other: Path | None) -> Directions | None:
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
-    known = Directions(**json.loads(read_file(file)))
+    try:
+        known = Directions(**parse_json(read_file(file)))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, FedMomError):
+            raise
+        raise FedMomError(f"{file} is damaged. Remove it, and run the command again.") from None
     return known if known.target == (other.name if other else None) else None
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from fedmom import data as datasets
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import slug
+from fedmom.core.files import inner_folder, slug
 from fedmom.experiments import results
 from fedmom.experiments.build import Experiment, prepare
 from fedmom.experiments.collection import Outcome, side_by_side
@@ -38,7 +38,7 @@ class Cache:
         self._paths: dict[RunConfig, Path] = {}
         for path in sorted(folder.glob("*/config.toml")):
             with contextlib.suppress(FedMomError):  # of another version: not a run of the plan
-                config = RunFolder.open(path.parent).settings()
+                config = RunFolder.open(inner_folder(path.parent)).settings()
                 if config not in self._paths or _is_finished(path.parent, config):
                     self._paths[config] = path.parent
 
@@ -51,7 +51,7 @@ class Cache:
     def path(self, config: RunConfig) -> Path:
         """Return the folder of a run, there or not yet."""
         complete = self.experiment(config).config
-        return self._paths.get(complete, self.folder / self._name(config, complete))
+        return self._paths.get(complete, inner_folder(self.folder / self._name(config, complete)))
 
     def result(self, config: RunConfig) -> Result | None:
         """Return the result of a run that has ended, at its last round or by diverging."""

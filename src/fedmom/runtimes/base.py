@@ -78,7 +78,7 @@ class Scores(NamedTuple):
             fewer samples to evaluate than clients, how many were drawn of it.
         evaluated: How many of them were evaluated.
         sums: Per metric and for ``loss``, the sum over the evaluated samples: one number per
-            client, or a row of numbers.
+            client, or a row of numbers; a row for the loss has its sum and how many terms it has.
         metrics: What the sums are of, and what is made of them: the model's metrics.
 
     Examples:

@@ -18,6 +18,7 @@ from fedmom.algorithms.forms import check_kept
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.prng import fold_in
+from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.models.base import Model
@@ -77,6 +78,7 @@ def _compiled(
             problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, frozen=frozen)
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
+            of_numbers("run of the client returns an update,", update)
             return update, _kept(state, after, (update, metrics)), dict(metrics)
 
         if way == "one":

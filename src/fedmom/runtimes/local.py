@@ -49,8 +49,8 @@ class LocalRuntime(Simulated):
     several threads inside one small client. Where there are many, a thread takes a few in one
     call; the shortest all run one after another. On an accelerator, clients run vectorized: one
     program for many; where there are several accelerators, each has a share of them, a copy of
-    the data and of the model. All give the same up to rounding. A client runs when its reply is waited
-    for, so work that is cancelled costs nothing.
+    the data and of the model. All give the same up to rounding. A client runs when its reply is
+    waited for, so work that is cancelled costs nothing.
 
     Args:
         workload: What is run.

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -250,7 +251,9 @@ def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array,
         def one_batch(rows: jax.Array) -> tuple[jax.Array, ...]:
             x, y = read(arrays, rows)
             outputs = model.apply(params, x, None)
-            return model.losses(outputs, y), *(_measured(m, outputs, y) for m in model.metrics)
+            losses, counts = model.loss_sums(outputs, y)
+            losses = losses if counts is None else jnp.stack([losses, counts], axis=-1)
+            return losses, *(_measured(m, outputs, y) for m in model.metrics)
 
         found = jax.lax.map(one_batch, positions.reshape(-1, min(batch, len(positions))))
         return tuple(each.reshape(-1, *each.shape[2:]) for each in found)

@@ -330,9 +330,11 @@ def not_covered(experiment: Experiment) -> str:
         return f"it is about fedsgd, fedavg and fedmom, not {config.algorithm}"
     needed = {"solver": "sgd", "prox": 0, "weighting": "population", "aggregate": "mean"}
     needed |= {"sampler": "uniform", "pace": "synchronous", "average": None}
+    needed |= {"bad_replies": "stop"}  # without some replies, the mean is another
     for name, value in needed.items():
         if (given := getattr(config, name)) != value:
-            return f"it needs {name} {value}, not {given}".replace("average None", "no average")
+            wanted = "no average" if name == "average" else f"{kebab(name)} {value}"
+            return f"it needs {wanted}, not {given}"
     if isinstance(config.server_lr, str):
         return f"it needs a constant server-lr, not {config.server_lr}"
     return _not_covered_on_clients(experiment)

@@ -40,6 +40,7 @@ from numpy.typing import ArrayLike
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
+from fedmom.core.validation import Finite
 from fedmom.theory.constants import Array, Constants, Number, Setting, numbers, plain, positive
 from fedmom.theory.theorems import CORRECTED_FEDAVG, CORRECTED_FEDMOM, Theorem
 
@@ -88,7 +89,7 @@ def lemma1(
 
 
 @checked
-def corollary1_applies(power: float) -> bool:
+def corollary1_applies(power: Finite) -> bool:
     """Return whether γ_t ∝ 1/(t+1)^power has an infinite sum and a finite sum of squares.
 
     Args:

@@ -11,10 +11,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmom.core.arguments import checked, checked_class
+from fedmom.core.arguments import checked, checked_class, short
 from fedmom.core.errors import FedMomError
+from fedmom.core.types import WEIGHTINGS
 from fedmom.core.validation import MOST, Between, Seed
-from fedmom.theory.constants import Array, numbers
+from fedmom.theory.constants import Array, Rounds, numbers
 
 DECAYS = ("constant", "cosine")
 
@@ -65,12 +66,16 @@ class QuadraticClients:
                     f" {shape[1]} coordinates. Give {shape}, or ({shape[1]},) for all clients."
                 ) from None
         if not (sizes > 0).all():
-            raise FedMomError(f"sizes contains {sizes.min():g}. Every client must have more than 0 samples.")
+            raise FedMomError(
+                f"sizes contains {sizes.min():g}. Every client must have more than 0 samples."
+            )
         if not (self.curvature > 0).all():
             lowest = self.curvature.min()
             raise FedMomError(f"curvature contains {lowest:g}. Every value must be greater than 0.")
         if not (self.noise >= 0).all():
-            raise FedMomError(f"noise contains {self.noise.min():g}. Every variance must be at least 0.")
+            raise FedMomError(
+                f"noise contains {self.noise.min():g}. Every variance must be at least 0."
+            )
 
     @property
     def weights(self) -> Array:
@@ -133,8 +138,17 @@ class Plan:
         """Refuse what cannot be run."""
         if not np.size(self.steps) or np.min(self.steps) < 1:
             raise FedMomError("steps (H) must be at least 1, for every client.")
-        if self.decay not in DECAYS:
-            raise FedMomError(f"decay is {self.decay!r}. It must be one of {', '.join(DECAYS)}.")
+        for name, choices in (
+            ("weighting", WEIGHTINGS),
+            ("sampler", ("uniform", "weighted")),
+            ("decay", DECAYS),
+        ):
+            if (given := getattr(self, name)) not in choices:
+                raise FedMomError(
+                    f"{name} is {short(given)}. It must be one of {', '.join(choices)}."
+                )
+        if self.server_lr is not None and not 0 < self.server_lr < math.inf:
+            raise FedMomError(f"server_lr (η) is {self.server_lr}. It must be greater than 0.")
         if self.average is not None and not 0 < self.average < 1:
             raise FedMomError(f"average is {self.average}. It must be between 0 and 1.")
         if self.epochs is not None and np.any(np.asarray(self.steps) % self.epochs):
@@ -143,6 +157,7 @@ class Plan:
                 " Give steps = epochs x batches of an epoch."
             )
 
+    @checked
     def eta(self, clients: int) -> float:
         """Return η.
 
@@ -153,7 +168,8 @@ class Plan:
             return self.server_lr
         return clients / self.per_round if self.weighting == "population" else 1.0
 
-    def rates(self, rounds: int) -> Array:
+    @checked
+    def rates(self, rounds: Rounds) -> Array:
         """Return γ_t / γ_0 of every round.
 
         Args:

@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.validation import Between
+from fedmom.core.validation import Between, Finite
 from fedmom.theory.constants import Array, Constants, Number, Rounds, Setting, plain, positive
 
 # e^{2γLH} at the largest γLH that is allowed, 1/4: how much local steps can amplify.
@@ -299,7 +299,7 @@ def power_schedule(first: float, power: Annotated[float, Between(0, 100)], round
 
 
 @checked
-def power_vanishes(power: float) -> bool:
+def power_vanishes(power: Finite) -> bool:
     """Return whether the bound of Theorem 2' goes to 0 for γ_t ∝ 1/(t+1)^power as T grows.
 
     It does if γ_t goes to 0 and Γ_T grows without end: Σγ_t²/Γ_T and Σγ_t³/Γ_T are means of γ_t

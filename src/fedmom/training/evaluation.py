@@ -1,7 +1,7 @@
 """Loss and metrics over all clients: means weighted by samples, percentiles over clients."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from scipy.special import bdtr
 from fedmom.core.arguments import checked
 from fedmom.core.errors import DivergedError
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
-from fedmom.models.metrics import Metric
+from fedmom.models.metrics import Metric, ratio
 from fedmom.runtimes.base import Budget, Runtime, Scores
 
 PERCENTILES = (10, 50, 90)
@@ -116,7 +116,7 @@ def evaluate(runtime: Runtime, params: Params, split: str, budget: Budget = None
 
 def summarize(scores: Scores) -> Metrics:
     """Return means and percentiles of what clients measured."""
-    loss = float(np.average(scores.sums["loss"] / scores.evaluated, weights=scores.samples))
+    loss = loss_per_client(scores)[1]
     if not math.isfinite(loss):
         raise DivergedError("The model's loss is not finite. Use a smaller --lr.")
     values = {k: v for metric in scores.metrics for k, v in _numbers(metric, scores)}
@@ -145,12 +145,23 @@ def _numbers(metric: Metric, scores: Scores) -> Iterator[tuple[str, float]]:
 
 def per_client(metric: Metric, scores: Scores) -> tuple[NDArray[np.float64], float]:
     """Return a metric of every client, and of all; those that were thinned have full weight."""
-    sums = scores.sums[metric.name]
-    if metric.value is None:
+    return _combined(scores, metric.name, metric.value)
+
+
+def loss_per_client(scores: Scores) -> tuple[NDArray[np.float64], float]:
+    """Return the loss of every client, and of all: of terms, such as positions, if it has some."""
+    return _combined(scores, "loss", ratio if scores.sums["loss"].ndim > 1 else None)
+
+
+def _combined(
+    scores: Scores, name: str, value: Callable[[Any], Any] | None
+) -> tuple[NDArray[np.float64], float]:
+    sums = scores.sums[name]
+    if value is None:
         each = sums / scores.evaluated
         return each, float(np.average(each, weights=scores.samples))
     full = scores.samples / scores.evaluated
-    return np.asarray(metric.value(sums)), float(metric.value(full @ sums))
+    return np.asarray(value(sums)), float(value(full @ sums))
 
 
 def identical_percentile(samples: NDArray[np.int64], accuracy: float, percent: float) -> float:

@@ -20,6 +20,7 @@ from fedmom.core.compilation import give_memory_back
 from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
+from fedmom.core.validation import Count
 from fedmom.runtimes.base import Block, Failure, Runtime
 from fedmom.training import aggregate
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
@@ -173,7 +174,7 @@ def train(
     runtime: Runtime,
     *,
     pace: Pace,
-    rounds: int,
+    rounds: Count,
     state: State | None = None,
     bad_replies: BadReplies = "stop",
     commit: bool = True,
@@ -248,7 +249,8 @@ class _Rounds:
     ) -> None:
         self._runtime, self._pace, self._watch = runtime, pace, watch
         self._workload = runtime.workload
-        self._samples, self._seed = self._workload.data.train.size, self._workload.seed
+        self._samples, self._seed = self._workload.data.train.size.view(), self._workload.seed
+        self._samples.flags.writeable = False  # samplers and paces are given them
         self._population = int(self._samples.sum())
         self._method = method = self._workload.method
         broadcast = broadcast_of(self._workload, state)

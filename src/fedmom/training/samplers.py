@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmom.core.arguments import checked
+from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Count, Seed
 
@@ -198,13 +198,14 @@ def checked_cohort(drawn: Any, round_: int, clients: int) -> Cohort:
     """Return what a sampler drew for a round as an array; refuse what is not a cohort."""
     try:
         found = np.asarray(drawn)
-    except ValueError:  # lists of several lengths
+    except (TypeError, ValueError):  # lists of several lengths, random keys
         found = np.array(None)
     whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
+    whole = whole and not np.ma.is_masked(drawn)
     names = set(found.tolist()) if whole else {-1}
     if len(names) < found.size or not all(0 <= name < clients for name in names):
         raise FedMomError(
-            f"The sampler drew {str(drawn)[:60]} for round {round_ + 1}. A cohort is a list or"
+            f"The sampler drew {short(drawn)} for round {round_ + 1}. A cohort is a list or"
             f" array of different clients, whole numbers from 0 to {clients - 1}."
         )
     return found.astype(np.int64)

@@ -4,6 +4,7 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.validation import check_memory
 from fedmom.data.federated import Column, Columns, FederatedData, Task
 from fedmom.data.rows.assembly import Division, assemble, inputs, owners
+from fedmom.data.rows.categories import coded, spread
 from fedmom.data.rows.values import (
     Labels,
     as_floats,
@@ -22,6 +24,7 @@ from fedmom.data.rows.values import (
     read_labels,
     refuse_row,
 )
+from fedmom.data.rows.values import listed as some_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,12 +44,14 @@ class Table(NamedTuple):
         columns: The names of its columns.
         rows: How many rows it has.
         read: Returns a column by its name.
+        categories: The columns that it says hold categories, with all that they have.
     """
 
     name: str
     columns: Sequence[str]
     rows: int
     read: Callable[[str], "pa.ChunkedArray"]
+    categories: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def needed(package: str, extra: str, what: str) -> FedMomError:
@@ -73,6 +78,7 @@ def from_table(
     is_test: NDArray[np.bool_] | None = None,
     decode: Mapping[str, Decode] | None = None,
     class_names: Sequence[str] | None = None,
+    categories: Names | None = None,
 ) -> FederatedData:
     """Read the columns of a table that are asked for, and build a population.
 
@@ -87,6 +93,7 @@ def from_table(
         is_test: The test marks themselves, instead of a column.
         decode: Columns that are images, with what makes an array of them.
         class_names: The names of classes 0, 1, ..., where the table knows them.
+        categories: The columns of inputs that hold categories; see ``Table.categories``, too.
     """
     if test is not None and is_test is not None:
         raise FedMomError(f"{table.name} has a split for testing already. Leave test={test} out.")
@@ -104,11 +111,12 @@ def from_table(
     roles = [(name, "label") for name in labels] + [(name, "features") for name in inputs_from]
     pairs = (client, "client"), (test, "test")
     _check_columns(table, [*roles, *((name, role) for name, role in pairs if name is not None)])
+    known = _categories(table, inputs_from, categories)
     if decode and len(inputs_from) == 1 and inputs_from[0] in decode:
         x = decode[inputs_from[0]](table.read(inputs_from[0]))
         read_from: tuple[Column, ...] = (Column(inputs_from[0], "image"),)
     else:
-        x, read_from = table_inputs(table, inputs_from)
+        x, read_from = table_inputs(table, inputs_from, known)
     found = _labels(table, labels, x.shape[1:], task, class_names)
     clients = None if client is None else owners(table.name, _ids(table, client))
     tests = is_test if test is None else _values(table, test)
@@ -116,17 +124,62 @@ def from_table(
     return replace(assemble(table.name, x, found, clients, division, tests), columns=columns)
 
 
-def table_inputs(table: Table, names: Sequence[str]) -> tuple[NDArray[Any], tuple[Column, ...]]:
-    """Return columns side by side as inputs, and what each of them holds."""
+def _categories(
+    table: Table, inputs_from: Sequence[str], asked: Names | None
+) -> dict[str, Sequence[str] | None]:
+    """Return the columns of inputs that hold categories, with those that are known."""
+    known: dict[str, Sequence[str] | None] = {
+        name: own for name, own in table.categories.items() if name in inputs_from
+    }
+    for name in listed(asked or (), table.columns):
+        if name not in inputs_from:
+            raise FedMomError(
+                f"{table.name}: categories names {short(name)}, which is not a column of inputs."
+                f" Choose some of: {some_of(inputs_from)}."
+            )
+        known.setdefault(name, None)
+    return known
+
+
+def table_inputs(
+    table: Table, names: Sequence[str], categories: Mapping[str, Sequence[str] | None]
+) -> tuple[NDArray[Any], tuple[Column, ...]]:
+    """Return columns side by side as inputs, and what each of them holds.
+
+    Args:
+        table: The table.
+        names: The columns.
+        categories: Those of them that hold categories, with all that they have; None: those that
+            occur.
+    """
     kinds: dict[str, Any] = {}
+    codes = {
+        name: coded(f"{table.name}: column {name!r}", _values(table, name), categories[name])
+        for name in names
+        if name in categories
+    }
 
     def read(name: str) -> "pa.ChunkedArray":
         column = table.read(name)
         kinds[name] = _kind(column.type)
         return column
 
-    x = inputs(table.name, _features(table._replace(read=read), names))
-    return x, tuple(Column(name, kinds[name]) for name in names)
+    if not codes:
+        x = inputs(table.name, _features(table._replace(read=read), names))
+        return x, tuple(Column(name, kinds[name]) for name in names)
+    widths = [len(codes[name][1]) if name in codes else 1 for name in names]
+    check_memory(table.name, 4 * table.rows * sum(widths), SMALLER)
+    x = np.empty((table.rows, sum(widths)), np.float32)
+    for name, end, width in zip(names, np.cumsum(widths).tolist(), widths, strict=True):
+        part = x[:, end - width : end]
+        if name in codes:
+            spread(codes[name][0], part)
+        else:
+            part[...] = inputs(table.name, _features(table._replace(read=read), [name]))
+    return x, tuple(
+        Column(name, "category", codes[name][1]) if name in codes else Column(name, kinds[name])
+        for name in names
+    )
 
 
 def _kind(arrow: "pa.DataType") -> str:
@@ -201,6 +254,15 @@ def _values(table: Table, name: str) -> NDArray[Any]:
     return _array(f"{table.name}: column {name!r}", table.read(name))
 
 
+def text_values(table: Table, name: str) -> list[str]:
+    """Return a column of texts."""
+    _check_columns(table, [(name, "text")])
+    found = _values(table, name)
+    if found.dtype.kind != "O":
+        raise FedMomError(f"{table.name}: column {name!r} does not hold texts.")
+    return list(found)
+
+
 def _ids(table: Table, name: str) -> NDArray[Any]:
     """Return a column of client ids. Texts that are whole numbers are sorted as such."""
     import pyarrow as pa
@@ -255,7 +317,10 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
     if column.dtype.kind == "O":
         wrong = np.array([not _is_float(text) for text in column])
         refuse_row(
-            f"{what}: the value", wrong, column, "a number, or exclude the column with features="
+            f"{what}: the value",
+            wrong,
+            column,
+            "a number; name columns of categories in categories=, or exclude them with features=",
         )
         column = column.astype(np.float64)
     if column.dtype.kind in "bf":

@@ -236,6 +236,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return some names for a message, not all of thousands.
+
+    Examples:
+        >>> listed(["a", "b"]), listed("abcdefgh")
+        ("'a', 'b'", "'a', 'b', 'c', 'd', 'e' and 3 others")
+    """
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} others"
+
+
 def numbers_or_texts(texts: Sequence[str]) -> NDArray[Any]:
     """Return whole numbers where all texts are such ("7", not "007"), else the texts."""
     if all(is_whole(text) for text in set(texts)):
@@ -249,9 +260,11 @@ def is_whole(text: str) -> bool:
 
 
 LARGEST_LABEL = 2**31 - 2
+IGNORED = -100  # the label of a position that does not count, as in PyTorch
 ALLOWED = (
     "Labels may be whole numbers, texts or bools (classes), floats (regression), a matrix of 0 and"
-    " 1 (several labels), or a class at every position of a sequence"
+    " 1 (several labels), or a class at every position of a sequence,"
+    f" {IGNORED} where it does not count"
 )
 
 
@@ -277,6 +290,7 @@ def read_labels(
     inputs: tuple[int, ...],
     task: Task | None = None,
     known: Sequence[str] | None = None,
+    counted: NDArray[np.bool_] | None = None,
 ) -> Labels:
     """Find out what labels are, and bring them into their form.
 
@@ -286,6 +300,7 @@ def read_labels(
         inputs: The shape of one input.
         task: What they are, where the user says so.
         known: What classes 0, 1, ... are called, where that is known.
+        counted: Which positions of sequences count, besides those that are not marked in ``y``.
     """
     y = as_plain(f"{name}: labels", y)
     refuse_missing(f"{name}: the label", y)
@@ -309,7 +324,11 @@ def read_labels(
         raise FedMomError(
             f"{name}: labels have the shape {y.shape}; task {task} needs {shapes[task]}."
         )
-    return _multilabel(name, y) if task == "multilabel" else _classes(name, y, task, known)
+    if task == "multilabel":
+        return _multilabel(name, y)
+    if task == "classes":
+        return _classes(name, y, task, known)
+    return _positions(name, y, known, counted)
 
 
 def _guessed(name: str, y: NDArray[Any], inputs: tuple[int, ...]) -> Task:
@@ -319,6 +338,8 @@ def _guessed(name: str, y: NDArray[Any], inputs: tuple[int, ...]) -> Task:
     if y.ndim == 1:
         return "classes"
     like_inputs = y.shape[1] == inputs[0] and y.shape[1] > 1
+    if like_inputs and y.dtype.kind == "i" and bool((y == IGNORED).any()):
+        return "sequence"
     binary = y.dtype.kind == "b" or (y.dtype.kind in "iu" and bool(((y == 0) | (y == 1)).all()))
     if binary and not (like_inputs and y.dtype.kind != "b") and y.shape[1] > 1:
         return "multilabel"
@@ -343,6 +364,22 @@ def _multilabel(name: str, y: NDArray[Any]) -> Labels:
         raise FedMomError(f"{name}: labels of type {y.dtype} are not 0 and 1. {ALLOWED}.")
     refuse_row(f"{name}: the label", (y != 0) & (y != 1), y, "0 or 1")
     return Labels(y.astype(np.int32), y.shape[1], "multilabel")
+
+
+def _positions(
+    name: str, y: NDArray[Any], known: Sequence[str] | None, counted: NDArray[np.bool_] | None
+) -> Labels:
+    """Number the classes at the positions that count; the others are marked."""
+    numeric = y.dtype.kind in "iuf"
+    counted = np.ones(y.shape, bool) if counted is None else counted
+    counted = counted & (y != IGNORED) if numeric else counted
+    if not counted.any():
+        raise FedMomError(f"{name}: no label counts: all are {IGNORED}, or masked.")
+    if numeric:
+        allowed = f"at least 0, or {IGNORED} where it does not count. Give other classes as texts"
+        refuse_row(f"{name}: the label", counted & (y < 0), y, allowed)
+    found = _classes(name, np.where(counted, y, y[counted][0]), "sequence", known)
+    return found._replace(values=np.where(counted, found.values, np.int32(IGNORED)))
 
 
 def _classes(name: str, y: NDArray[Any], task: Task, known: Sequence[str] | None) -> Labels:

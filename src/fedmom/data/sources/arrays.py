@@ -6,6 +6,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
@@ -15,9 +16,18 @@ from numpy.typing import NDArray
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.validation import Seed, check_memory
-from fedmom.data.federated import FederatedData, Task
+from fedmom.data.federated import FederatedData, Task, Tokens
 from fedmom.data.rows.assembly import Division, assemble, check_rows, inputs, owners
-from fedmom.data.rows.values import COUNTED, Rows, as_array, as_plain, read_labels, refuse_missing
+from fedmom.data.rows.padding import padded, padded_tokens
+from fedmom.data.rows.values import (
+    COUNTED,
+    IGNORED,
+    Rows,
+    as_array,
+    as_plain,
+    read_labels,
+    refuse_missing,
+)
 from fedmom.data.source_files import check_known, check_ratio, file_identity, said
 from fedmom.data.store.writer import cached, save_store
 
@@ -45,6 +55,7 @@ def from_arrays(
     seed: Seed = 0,
     task: Task | None = None,
     users: Sequence[str] | None = None,
+    pad: int | None = None,
     name: str = "arrays",
 ) -> FederatedData:
     """Build a population from inputs, labels and the client of every row.
@@ -56,7 +67,8 @@ def from_arrays(
         y: The label of every row. Whole numbers, texts and bools are classes: those that occur,
             in sorted order, called by their labels unless these are 0, 1, 2, ...; floats are
             values to predict, one or several a row; a matrix of 0 and 1 has a column for every
-            label; other matrices have a class at every position of an input.
+            label; other matrices have a class at every position of an input, -100 where it does
+            not count.
         client_ids: The client of every row, whole numbers or texts. Leave it out to make
             clients by ``partition``.
         is_test: True for test rows. By default all rows are for training.
@@ -69,6 +81,9 @@ def from_arrays(
             "multilabel" or "sequence".
         users: The clients' names, where ``client_ids`` are their numbers from 0. By default
             clients are called by their ids, in sorted order.
+        pad: For lists of whole numbers of different lengths: the number that fills up the shorter
+            ones behind their end. Labels at positions are lists of the same lengths; those of the
+            padding do not count.
         name: What the data is called in messages, tables and figures.
 
     Returns:
@@ -85,6 +100,9 @@ def from_arrays(
         (['ann', 'bob'], [3, 1], ('no', 'yes'))
         >>> from_arrays(x, [0.5, 1, 2, 3], partition="iid:clients=2").features.task
         'regression'
+        >>> data = from_arrays([[5, 7, 6], [6]], [[1, 0, 1], [0]], [0, 1], pad=0)
+        >>> data.arrays["x"].tolist(), data.arrays["y"].tolist()
+        ([[5, 7, 6], [6, 0, 0]], [[1, 0, 1], [0, -100, -100]])
     """
     ids = None if client_ids is None else as_array(f"{name}: client_ids", client_ids)
     division = Division(test_fraction, partition, seed)
@@ -92,12 +110,37 @@ def from_arrays(
     if users is not None and client_ids is None:
         raise FedMomError(f"{name}: users are the names of client_ids, which are not given.")
     marks = None if is_test is None else as_array(f"{name}: is_test", is_test)
-    given, targets = as_array(f"{name}: x", x), as_array(f"{name}: y", y)
+    counted, tokens = None, None
+    if pad is None:
+        given, targets = as_array(f"{name}: x", x), as_array(f"{name}: y", y)
+    else:
+        given, targets, counted = _padded(name, x, y, pad)
+        task, tokens = task or ("sequence" if counted is not None else None), Tokens(pad)
     check_rows(name, {"x": given, "y": targets, "client_ids": ids, "is_test": marks})
     array = inputs(name, as_plain(f"{name}: x", given))
-    labels = read_labels(name, targets, array.shape[1:], task)
+    labels = read_labels(name, targets, array.shape[1:], task, counted=counted)
     clients = None if ids is None else owners(name, ids, users)
-    return assemble(name, array, labels, clients, division, marks)
+    data = assemble(name, array, labels, clients, division, marks)
+    return replace(data, tokens=tokens)
+
+
+def _padded(
+    name: str, x: Rows, y: Any, pad: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None]:
+    """Return inputs and labels of one length, and which labels count if there are some a row."""
+    rows = padded_tokens(f"{name}: x", x, pad)
+    if not hasattr(y, "__iter__") or all(isinstance(row, str) or not np.ndim(row) for row in y):
+        return rows.values, as_array(f"{name}: y", y), None
+    labels = padded(f"{name}: y", y, IGNORED)
+    check_rows(name, {"x": rows.values, "y": labels.values})
+    if (wrong := labels.lengths != rows.lengths).any():
+        row = int(np.argmax(wrong))
+        raise FedMomError(
+            f"{name}: y has {labels.lengths[row]} labels in row {row}, and x has"
+            f" {rows.lengths[row]} values {COUNTED}. Give a label for every value, or one for every"
+            " row."
+        )
+    return rows.values, labels.values, labels.given
 
 
 def is_npz(path: Path) -> bool:

@@ -1,17 +1,19 @@
 """Datasets of the Hugging Face library ``datasets``."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
-from fedmom.core.validation import Seed
+from fedmom.core.validation import MOST, Between, Seed
 from fedmom.data.federated import FederatedData, Task
 from fedmom.data.rows.assembly import Division
 from fedmom.data.rows.columns import Names, Table, from_table, listed, needed
+from fedmom.data.rows.tokenized import from_text_column
 from fedmom.data.source_files import check_known, read_content
 from fedmom.data.sources.images import read_images
 
@@ -24,10 +26,14 @@ if TYPE_CHECKING:
 def from_huggingface(
     dataset: "datasets.Dataset | datasets.DatasetDict",
     *,
-    label: Names = "label",
+    label: Names | None = None,
     client: str | None = None,
     features: Names | None = None,
+    categories: Names | None = None,
     size: int | str | None = None,
+    text: str | None = None,
+    tokenizer: Any = None,
+    length: Annotated[int, Between(1, MOST)] = 128,
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
@@ -40,11 +46,19 @@ def from_huggingface(
     Args:
         dataset: The dataset. Of a dict, "train" is for training and "test" for testing; it must
             not have other splits, such as "validation".
-        label: The column of labels. A ``ClassLabel`` keeps its names.
+        label: The column of labels, by default "label". A ``ClassLabel`` keeps its names. With
+            ``text``, None: the label is the next token, at every place.
         client: The column of client ids. Leave it out to make clients by ``partition``.
         features: The column of images, or the columns of numbers or lists of numbers. By
             default the only column of images, else all other columns.
+        categories: Those that hold categories, as for ``from_csv``.
         size: The side that images are brought to, as for ``from_images``.
+        text: The column of texts, which the tokenizer turns into inputs.
+        tokenizer: For ``text``: a tokenizer of ``transformers`` or ``tokenizers`` with a token
+            for padding; or a function of a list of texts that returns their ``input_ids``, and
+            has ``get_vocab()`` and ``pad_token_id``.
+        length: For ``text``: how many tokens an input has; shorter ones are filled up behind
+            their end. Texts with a label are cut to it, others are taken apart.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
         partition: Instead of ``client``: how rows are dealt to clients.
@@ -66,7 +80,7 @@ def from_huggingface(
         import datasets
     except ImportError:
         raise needed("datasets", "hf", "A Hugging Face dataset") from None
-    marks = None
+    division, marks = Division(test_fraction, partition, seed), None
     if isinstance(dataset, datasets.DatasetDict):
         dataset, marks = _together(dataset, name)
     if not isinstance(dataset, datasets.Dataset):
@@ -74,20 +88,40 @@ def from_huggingface(
             f"{name}: a {type(dataset).__name__} cannot be read by number. Give a Dataset or a"
             " DatasetDict of train and test."
         )
+    if (text is None) != (tokenizer is None):
+        raise FedMomError(f"{name}: text= and tokenizer= belong together. Give both, or neither.")
+    if text is not None:
+        if (features, categories, size) != (None, None, None):
+            raise FedMomError(
+                f"{name}: text= is the only input. Leave features=, categories= and size= out."
+            )
+        table, known = _table(dataset, name), _class_names(dataset, label)
+        return from_text_column(
+            table, text, tokenizer, length, label, client, test, division, task, marks, known
+        )
+    label = "label" if label is None else label
     images = [c for c, f in dataset.features.items() if isinstance(f, datasets.Image)]
-    division = Division(test_fraction, partition, seed)
     features = images if features is None and len(images) == 1 else features
     if size is not None and not set(listed(features or ())) & set(images):
         raise FedMomError(f"{name}: size={short(size)} is for one column of images. Leave it out.")
     decode = {column: _decoder(name, size) for column in images}
-    feature = dataset.features.get(label) if isinstance(label, str) else None
-    known = feature.names if isinstance(feature, datasets.ClassLabel) else None
+    table, known = _table(dataset, name), _class_names(dataset, label)
+    named = label, client, features, test
+    return from_table(table, *named, division, task, marks, decode, known, categories)
 
+
+def _class_names(dataset: "datasets.Dataset", label: Names | None) -> Sequence[str] | None:
+    import datasets
+
+    feature = dataset.features.get(label) if isinstance(label, str) else None
+    return feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+
+def _table(dataset: "datasets.Dataset", name: str) -> Table:
     def read(column: str) -> "pa.ChunkedArray":
         return dataset.select_columns([column]).with_format("arrow")[:].column(column)
 
-    table = Table(name, dataset.column_names, len(dataset), read)
-    return from_table(table, label, client, features, test, division, task, marks, decode, known)
+    return Table(name, dataset.column_names, len(dataset), read)
 
 
 def _together(

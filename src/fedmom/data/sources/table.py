@@ -6,7 +6,7 @@ import datetime
 import functools
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ OBJECTS: dict[str, tuple[type, ...]] = {  # what a pandas column of objects may 
 AT_ONCE, NESTED_AT_ONCE = 2**16, 2**8  # rows
 TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 COLUMN = 2**13  # bytes that Arrow takes to read a column of a CSV file, however short it is
-READER = 2  # counts changes in what is made of a file, so that no cache hands out the former
+READER = 3  # counts changes in what is made of a file, so that no cache hands out the former
 
 
 @checked
@@ -50,6 +50,7 @@ def from_csv(
     label: Names,
     client: str | None = None,
     features: Names | None = None,
+    categories: Names | None = None,
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
@@ -63,6 +64,8 @@ def from_csv(
         label: The column of labels; several, ``"a+b"`` or a list, for several labels a row.
         client: The column of client ids. Leave it out to make clients by ``partition``.
         features: The columns of inputs, ``"a+b"`` or a list. By default all other columns.
+        categories: Those of them that hold categories, texts or whole numbers: each category
+            becomes an input of 0 and 1.
         test: The column that says which rows are for testing: true or false, 1 or 0, test or
             train.
         test_fraction: As for ``from_arrays``, and so are the others.
@@ -86,7 +89,10 @@ def from_csv(
     others = [name for name in (client, test) if name is not None]
     asked = None if wanted is None else {*wanted, *listed(label), *others}
     division = Division(test_fraction, partition, seed)
-    return from_table(_csv(file, asked, client), label, client, wanted, test, division, task)
+    chosen = None if categories is None else listed(categories)
+    texts = [name for name in (client, *(chosen or ())) if name is not None]  # 007 is not 7
+    table = _csv(file, asked, texts)
+    return from_table(table, label, client, wanted, test, division, task, categories=chosen)
 
 
 @checked
@@ -96,6 +102,7 @@ def from_parquet(
     label: Names,
     client: str | None = None,
     features: Names | None = None,
+    categories: Names | None = None,
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
@@ -109,6 +116,7 @@ def from_parquet(
         label: The column of labels, as for ``from_csv``; it may hold lists.
         client: The column of client ids.
         features: The columns of inputs; or one column of lists of numbers, all of one length.
+        categories: Those that hold categories, as for ``from_csv``.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
         partition: Instead of ``client``: how rows are dealt to clients.
@@ -128,7 +136,7 @@ def from_parquet(
     """
     division = Division(test_fraction, partition, seed)
     table = _parquet(user_path(str(path), "path"))
-    return from_table(table, label, client, features, test, division, task)
+    return from_table(table, label, client, features, test, division, task, categories=categories)
 
 
 @checked
@@ -138,6 +146,7 @@ def from_dataframe(
     label: Names,
     client: str | None = None,
     features: Names | None = None,
+    categories: Names | None = None,
     test: str | None = None,
     test_fraction: float | None = None,
     partition: str | None = None,
@@ -152,6 +161,8 @@ def from_dataframe(
         label: The column of labels, as for ``from_csv``.
         client: The column of client ids.
         features: The columns of inputs. By default all other columns.
+        categories: Those that hold categories, as for ``from_csv``; those of pandas' type
+            "category" do, in any case, and have all categories of the type.
         test: The column that says which rows are for testing.
         test_fraction: As for ``from_arrays``, and so are the others.
         partition: Instead of ``client``: how rows are dealt to clients.
@@ -170,7 +181,8 @@ def from_dataframe(
         (['3', '5'], [2, 1])
     """
     division = Division(test_fraction, partition, seed)
-    return from_table(table_of(frame, name), label, client, features, test, division, task)
+    table = table_of(frame, name)
+    return from_table(table, label, client, features, test, division, task, categories=categories)
 
 
 def table_of(frame: "pd.DataFrame", name: str) -> Table:
@@ -193,7 +205,13 @@ def table_of(frame: "pd.DataFrame", name: str) -> Table:
 
     if not all(isinstance(column, str) for column in frame.columns):
         frame = frame.set_axis([str(column) for column in frame.columns], axis="columns")
-    return Table(name, list(frame.columns), len(frame), read)
+    kinds: dict[str, Any] = {name: getattr(frame[name], "dtype", None) for name in frame.columns}
+    own = {
+        name: [str(value) for value in kind.categories]
+        for name, kind in kinds.items()
+        if getattr(kind, "name", "") == "category"
+    }
+    return Table(name, list(frame.columns), len(frame), read, own)
 
 
 def _check_objects(what: str, kinds: set[type]) -> None:
@@ -222,6 +240,7 @@ def load_table(
     label: str,
     client: str | None = None,
     features: str | None = None,
+    categories: str | None = None,
     test: str | None = None,
     test_fraction: float | None = None,
     seed: Seed = 0,
@@ -239,7 +258,7 @@ def load_table(
     )
 
 
-def _csv(path: Path, wanted: set[str] | None, client: str | None) -> Table:
+def _csv(path: Path, wanted: set[str] | None, texts: Sequence[str]) -> Table:
     """Read a CSV file; numbers, bools and texts are told apart over all rows of a column."""
     import_arrow(path.name)
     import pyarrow as pa
@@ -256,7 +275,7 @@ def _csv(path: Path, wanted: set[str] | None, client: str | None) -> Table:
         what, room = f"{path.name} with {len(asked):,} columns", COLUMN * len(asked)
         check_ratio(what, room, path.stat().st_size, "Save it as .parquet if it is right.")
         check_memory(what, room + 12 * rows * len(asked), SMALLER)
-        types = {} if client is None else {client: pa.string()}  # 007 is not 7
+        types = dict.fromkeys(texts, pa.string())
         convert = arrow_csv.ConvertOptions(
             include_columns=asked, column_types=types, null_values=[""], strings_can_be_null=True
         )

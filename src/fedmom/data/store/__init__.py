@@ -10,4 +10,6 @@ streaming one client after another, and appears under its name only when it is c
 """
 
 FORMAT = 1
+MANIFEST, LARGEST_MANIFEST = "manifest.json", 2**26  # bytes
 TABLES = ("train_start", "train_size", "test_start", "test_size", "users_end")
+FILES = (MANIFEST, *(f"{name}.bin" for name in ("x", "y", "text", "at", "users", *TABLES)))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import cache_folder, write_atomic
+from fedmom.core.files import cache_folder, open_file, read_file, write_atomic
 from fedmom.core.progress import bars
-from fedmom.data.federated import Columns, Features, FederatedData, Split, Task, capacity
+from fedmom.data.federated import Columns, Features, FederatedData, Split, Task, Tokens, capacity
 from fedmom.data.schema import check_columns
-from fedmom.data.store import FORMAT, TABLES
+from fedmom.data.store import FORMAT, LARGEST_MANIFEST, MANIFEST, TABLES
 
 EARLIER_KINDS = {"picture": "image"}  # as the first stores of this format name them
 # Plain numbers, native on every machine that runs this. A file must never choose another type:
@@ -53,6 +54,7 @@ class Manifest(BaseModel):
     task: Task = "classes"  # stores of earlier versions have no other
     class_names: tuple[str, ...] | None = None
     columns: Columns | None = None  # of a table, in stores of later versions than the first
+    tokens: Tokens | None = None  # of sequences of different lengths, in later versions still
     training_clients: Annotated[int, Field(ge=1, strict=True)]
     source: dict[str, Any]
     arrays: dict[str, StoredArray]
@@ -134,8 +136,8 @@ class Manifest(BaseModel):
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a store of this format; refuse anything else."""
     try:
-        return Manifest.model_validate_json((folder / "manifest.json").read_bytes())
-    except OSError as error:
+        return Manifest.model_validate_json(read_file(folder / MANIFEST, LARGEST_MANIFEST))
+    except FileNotFoundError as error:
         raise FedMomError(f"{folder} is not a packed store: {error.strerror}.") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -159,7 +161,7 @@ def load_store(folder: Path) -> FederatedData:
     users = UserNames(characters, ends[:trained])
     test_users = UserNames(characters, ends[trained:], int(ends[trained - 1])) if others else None
     features = Features(manifest.kind, manifest.shape, manifest.classes, manifest.task)
-    names = manifest.class_names, manifest.columns
+    names = manifest.class_names, manifest.columns, manifest.tokens
     data = FederatedData(manifest.name, users, features, arrays, train, test, test_users, *names)
     object.__setattr__(data, "checksum", manifest.checksum)  # frozen for everybody else
     return data
@@ -185,7 +187,7 @@ def _check_tables(folder: Path, manifest: Manifest, arrays: Mapping[str, NDArray
 
 def is_store(path: Path) -> bool:
     """Return whether a path is a packed store."""
-    return (path / "manifest.json").is_file()
+    return (path / MANIFEST).is_file()
 
 
 class UserNames(Sequence[str]):
@@ -210,13 +212,12 @@ class UserNames(Sequence[str]):
 def _mapped(folder: Path, name: str, entry: StoredArray) -> NDArray[Any]:
     path = folder / f"{name}.bin"
     try:
-        if path.stat().st_size != entry.bytes:
-            raise FedMomError(
-                f"{path} has {path.stat().st_size} bytes, not {entry.bytes}. Prepare it again."
-            )
-        if not entry.bytes:
-            return np.empty(entry.shape, entry.dtype)
-        return np.asarray(np.memmap(path, entry.dtype, mode="r", shape=entry.shape))
+        with open_file(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
+                raise FedMomError(f"{path} has {size} bytes, not {entry.bytes}. Prepare it again.")
+            if not entry.bytes:
+                return np.empty(entry.shape, entry.dtype)
+            return np.asarray(np.memmap(file, entry.dtype, mode="r", shape=entry.shape))
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -243,9 +244,10 @@ def remember(folder: Path) -> None:
 
 
 def _mark(folder: Path) -> Path:
-    files = sorted(folder.glob("*.bin"))
-    stats = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    manifest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    stats = [
+        [f.name, f.lstat().st_size, f.lstat().st_mtime_ns] for f in sorted(folder.glob("*.bin"))
+    ]
+    manifest = hashlib.sha256(read_file(folder / MANIFEST, LARGEST_MANIFEST)).hexdigest()
     identity = json.dumps([str(folder.resolve()), manifest, stats])
     return cache_folder() / "verified" / hashlib.sha256(identity.encode()).hexdigest()
 
@@ -259,7 +261,12 @@ def check_store(folder: Path) -> list[str]:
         task = progress.add_task(f"checking {folder.name}", total=total)
         for name, entry in arrays.items():
             try:
-                with (folder / f"{name}.bin").open("rb") as file:
+                with open_file(folder / f"{name}.bin") as file:
+                    if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
+                        faults.append(
+                            f"{name}.bin has {size} bytes, not {entry.bytes}. Prepare it again."
+                        )
+                        continue
                     read = progress.wrap_file(file, total, task_id=task)  # advances as it is read
                     found = hashlib.file_digest(read, "sha256")  # type: ignore[arg-type]
                 if found.hexdigest() != entry.sha256:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import cache_folder, naming
-from fedmom.data.federated import Columns, Features, FederatedData, Split
-from fedmom.data.store import FORMAT, TABLES
+from fedmom.data.federated import Columns, Features, FederatedData, Split, Tokens
+from fedmom.data.store import FILES, FORMAT, LARGEST_MANIFEST, MANIFEST, TABLES
 
 Range = tuple[int, int]  # the first, and how many
 Ranges = list[Range]
@@ -55,7 +55,8 @@ def save_store(data: FederatedData, folder: Path, source: Mapping[str, Any]) -> 
         if "at" in data.arrays:
             cut, columns["at"] = _windows, ("int32", ())
     own_test = [data.test] if data.test_users is None else []
-    known = data.name, data.features, columns, source, data.class_names, data.columns
+    names = data.class_names, data.columns, data.tokens
+    known = data.name, data.features, columns, source, *names
     with Packer(folder, *known) as packer:
         for k, user in enumerate(data.users):
             arrays, ranges = cut(data, k, [data.train, *own_test])
@@ -116,9 +117,10 @@ class Packer:
         source: Mapping[str, Any],
         class_names: Sequence[str] | None = None,
         named: Columns | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._folder, self._name, self._features = folder, name, features
-        self._named = None if named is None else named._asdict()
+        self._named, self._tokens = named and named.plain(), tokens and tokens._asdict()
         self._class_names = None if class_names is None else list(class_names)
         self._source = dict(source)
         self._columns = {n: (np.dtype(d), tuple(s)) for n, (d, s) in columns.items()}
@@ -201,6 +203,7 @@ class Packer:
             **self._features._asdict(),
             "class_names": self._class_names,
             "columns": self._named,
+            "tokens": self._tokens,
             "training_clients": self._trained,
             "source": self._source,
             "arrays": {
@@ -208,7 +211,13 @@ class Packer:
                 for n, (d, s) in forms.items()
             },
         }
-        (self._working / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        content = json.dumps(manifest, indent=1).encode()
+        if len(content) > LARGEST_MANIFEST:  # it could not be read back
+            raise FedMomError(
+                f"The names of columns and classes of {self._name} take {len(content):,} bytes."
+                f" They must take at most {LARGEST_MANIFEST:,}: give shorter names, or numbers."
+            )
+        (self._working / MANIFEST).write_bytes(content)
         _publish(self._working, self._folder)
         remember(self._folder)
 
@@ -249,12 +258,16 @@ def _exactly(values: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[
 
 def _refuse_others(folder: Path) -> None:
     """Refuse to replace a folder that holds anything but a store."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() or not (path.name == "manifest.json" or path.suffix == ".bin"):
-            raise FedMomError(
-                f"{folder} is not overwritten: {path.name} is not part of a store. Choose another"
-                " folder."
-            )
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    names = [path.name for path in found]
+    strange = [path.name for path in found if path.is_dir() or path.name not in FILES]
+    if MANIFEST in names and "users.bin" not in names:  # other programs have one of this name
+        strange.append(MANIFEST)
+    if strange:
+        raise FedMomError(
+            f"{folder} is not overwritten: {strange[0]} is not part of a store. Choose another"
+            " folder."
+        )
 
 
 def _publish(working: Path, folder: Path) -> None:

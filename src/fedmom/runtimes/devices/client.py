@@ -19,12 +19,13 @@ from fedmom.algorithms import schedules
 from fedmom.algorithms.local_work import capacity
 from fedmom.algorithms.workload import Workload
 from fedmom.core.compilation import keep_programs
-from fedmom.core.files import read_file, write_atomic
+from fedmom.core.files import inner_folder, read_file, write_atomic
 from fedmom.core.prng import clients_key
 from fedmom.core.types import Params, Say
 from fedmom.data.batches import place
 from fedmom.data.federated import FederatedData
-from fedmom.data.schema import Schema, listed
+from fedmom.data.rows.values import listed
+from fedmom.data.schema import Schema
 from fedmom.runtimes.base import Scores
 from fedmom.runtimes.client_programs import ClientTask, compiled
 from fedmom.runtimes.devices import wire
@@ -47,7 +48,7 @@ class StateFolder:
     def __init__(self, folder: Path, run: str) -> None:
         if not re.fullmatch(r"[0-9a-f]{8,64}", run):
             raise ValueError("the run's name is not of digits and the letters a to f")
-        self._folder = folder / run
+        self._folder = inner_folder(inner_folder(folder) / run)
 
     def load(self, round_: int, form: Any) -> Any | None:
         """Return the state after a round, or None where there is none that can be used."""

@@ -181,8 +181,8 @@ def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metr
         raise UnusableReplyError(f"it evaluated {evaluated} {split} samples, not {expected}")
     names = ("loss", *(metric.name for metric in metrics))
     sums = {name: numbers(content, f"{split}/sum/{name}") for name in names}
-    if not isinstance(sums["loss"], float):
-        raise UnusableReplyError("it does not tell its loss as one number")
+    if not isinstance(sums["loss"], float) and len(sums["loss"]) != 2:
+        raise UnusableReplyError("it does not tell its loss as one number, or a sum and a count")
     for metric in metrics:
         right = sums[metric.name]
         if metric.hits and not (isinstance(right, float) and 0 <= right <= evaluated):
