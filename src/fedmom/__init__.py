@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedmom.algorithms.base import Algorithm, Client, Round, Rule, Server, Stage
     from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem
     from fedmom.algorithms.local_work import LocalWork, full_gradient
+    from fedmom.algorithms.methods.diloco import diloco
     from fedmom.algorithms.rules import mean, median, trimmed_mean
     from fedmom.algorithms.stages import clip, noise, quantize
     from fedmom.algorithms.workload import Workload
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from fedmom.data.sources.table import from_csv, from_dataframe, from_parquet
     from fedmom.data.sources.texts import from_texts
     from fedmom.experiments.observers import Event
-    from fedmom.models import METRICS, MODELS, losses, metrics
+    from fedmom.models import ADAPTATIONS, METRICS, MODELS, losses, metrics
     from fedmom.models import build as build_model
     from fedmom.models.adapters import model
-    from fedmom.models.base import Model
+    from fedmom.models.base import Adapted, Model
+    from fedmom.models.fine_tuning import frozen, lora
     from fedmom.models.metrics import Metric
-    from fedmom.models.variables import Variables
+    from fedmom.models.precision import bfloat16
+    from fedmom.models.pretrained import pretrained
+    from fedmom.models.variables import Variables, Whole
     from fedmom.runtimes import RUNTIMES
     from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot
     from fedmom.runtimes.cluster.runtime import RayRuntime
@@ -50,6 +54,7 @@ _HOMES = {
     "algorithms.base": ("Algorithm", "Client", "Round", "Rule", "Server", "Stage"),
     "algorithms.client": ("LOCAL_TRAINING", "LocalProblem"),
     "algorithms.local_work": ("LocalWork", "full_gradient"),
+    "algorithms.methods.diloco": ("diloco",),
     "algorithms.rules": ("mean", "median", "trimmed_mean"),
     "algorithms.stages": ("clip", "noise", "quantize"),
     "algorithms.workload": ("Workload",),
@@ -66,11 +71,14 @@ _HOMES = {
     "data.sources.table": ("from_csv", "from_dataframe", "from_parquet"),
     "data.sources.texts": ("from_texts",),
     "experiments.observers": ("Event",),
-    "models": ("METRICS", "MODELS"),
+    "models": ("ADAPTATIONS", "METRICS", "MODELS"),
     "models.adapters": ("model",),
-    "models.base": ("Model",),
+    "models.base": ("Adapted", "Model"),
+    "models.fine_tuning": ("frozen", "lora"),
     "models.metrics": ("Metric",),
-    "models.variables": ("Variables",),
+    "models.precision": ("bfloat16",),
+    "models.pretrained": ("pretrained",),
+    "models.variables": ("Variables", "Whole"),
     "runtimes": ("RUNTIMES",),
     "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot"),
     "runtimes.cluster.runtime": ("RayRuntime",),

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import fedmom
 from fedmom.algorithms import SOLVERS, named
 from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem
 from fedmom.algorithms.local_work import LocalWork, capacity, full_gradient
+from fedmom.core.errors import FedMomError
 from fedmom.data.batches import reader
 from fedmom.models.base import Model
 from tests import by_hand
@@ -50,7 +51,7 @@ def compiled(model, read, work, room):
 def run_client(data, model, work, seed=0, params=None, **which):
     """One client's reply, compiled: its update, loss and norm."""
     params = model.init(jax.random.key(seed)) if params is None else params
-    model, read, work, *numbers, room, _ = problem_of(data, model, work, **which)
+    model, read, work, *numbers, room, _, _ = problem_of(data, model, work, **which)
     # Numbers that are handed over are no part of the program: works that differ in them share it.
     batches = "shuffled" if work.shuffled else "random"
     work = replace(work, lr=1.0, steps=1, epochs=None, batches=batches)
@@ -281,3 +282,31 @@ def test_training_reports_the_mean_loss_over_its_steps():
     _, loss, norm = run_client(data, model, LocalWork(lr=0.1, steps=5, batch_size=1))
     np.testing.assert_allclose(loss, -0.1 * np.mean(range(5)), rtol=1e-5)
     np.testing.assert_allclose(norm, 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batches", ["random", "shuffled"])
+def test_a_batch_in_parts_is_the_batch(batches):
+    """Also where the last batch of an epoch has fewer samples than a part."""
+    data = population([21])
+    model = fedmom.build_model("logreg", data.features)
+    found = []
+    for accumulate in (1, 4):
+        work = LocalWork(
+            lr=0.3, steps=7, batch_size=8, batches=batches, accumulate=accumulate, prox=0.1
+        )
+        found.append(run_client(data, model, work))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, *found)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batch_size": 10, "accumulate": 3}, "accumulate 3 cannot divide batch-size 10 into"),
+        ({"batch_size": None, "accumulate": 2}, "accumulate 2 cannot divide batch-size all"),
+        ({"accumulate": 0}, "accumulate 0 must be a whole number of at least 1"),
+    ],
+)
+def test_parts_are_equal(options, says):
+    with pytest.raises(FedMomError, match=says):
+        LocalWork(lr=0.1, steps=1, **options)

@@ -61,8 +61,8 @@ def test_an_average_trains_as_without_and_evaluates_the_mean(name):
     assert averaged.work == plain.work
 
 
-def test_fedsgd_alone_brings_its_own_work():
-    assert [n for n in ALGORITHMS if named.algorithm(n).work is not None] == ["fedsgd"]
+def test_fedsgd_and_diloco_bring_their_own_work():
+    assert [n for n in ALGORITHMS if named.algorithm(n).work is not None] == ["fedsgd", "diloco"]
     assert named.algorithm("fedsgd").work == full_gradient(0.1)
 
 

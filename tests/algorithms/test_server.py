@@ -17,7 +17,7 @@ from tests.training.scripted import Scripted, rounds
 
 NAMES = (
     *("fedsgd", "fedavg", "fedmom", "fedmom_zero_start"),
-    *("fedavgm", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"),
 )
 
 

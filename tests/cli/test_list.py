@@ -8,13 +8,13 @@ from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.cli.output import OUT
 from fedmom.core.registry import options_of
 from fedmom.data import DATASETS
-from fedmom.models import MODELS
+from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 from tests.cli.command import invoke
 
 TABLES = (
-    *(ALGORITHMS, MODELS, DATASETS, SOLVERS, SCHEDULES),
+    *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
     *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
 )
 

@@ -358,3 +358,10 @@ def test_a_name_that_cannot_stand_in_settings_is_refused(name):
 def test_numbers_and_texts_need_no_name(value):
     with pytest.raises(FedMomError, match="need no name"):
         fedmom.named(value, "mine")
+
+
+def test_a_field_that_was_added_later_changes_no_fingerprint_where_it_is_the_default():
+    """The digits are those of the version before ``accumulate``: its folders find their objects."""
+    before = "bfa69c28c9f5527a98ce0c16df3a4a8c5a09954e9841d8f24bca2da2ddd86b8c"
+    assert fingerprint(fedmom.LocalWork(lr=0.1, steps=10)) == before
+    assert fingerprint(fedmom.LocalWork(lr=0.1, steps=10, accumulate=2)) != before

@@ -199,8 +199,11 @@ def last_step(optimizer, params):
     return np.asarray(updates)
 
 
+SERVERS = {name: ALGORITHMS[name] for name in ALGORITHMS if name != "diloco"}
+
+
 @pytest.mark.parametrize(
-    ("spec", "name"), all_options(ALGORITHMS, {"tau": 0.5, "beta2": 0.6}), ids=str
+    ("spec", "name"), all_options(SERVERS, {"tau": 0.5, "beta2": 0.6}), ids=str
 )
 def test_every_option_of_an_algorithm_reaches_its_server(spec, name):
     params = jnp.array([0.1, -0.7])
@@ -221,6 +224,15 @@ def test_every_option_of_an_algorithm_reaches_its_server(spec, name):
     for _ in range(2):
         w, state, _ = server.step(aggregate, state, w)
     np.testing.assert_allclose(steps(spec), w, rtol=1e-6)
+
+
+@pytest.mark.parametrize("option", ["warmup=7", "b1=0.5", "b2=0.5", "weight_decay=0.5"])
+def test_every_option_of_diloco_reaches_the_clients(option):
+    params = jnp.array([0.1, -0.7])
+    plain, other = (small(algorithm=f"diloco{more}").work for more in ("", f":{option}"))
+    assert np.abs(np.subtract(*(last_step(w.solver(0.1), params) for w in (plain, other)))).max()
+    work = small(algorithm="diloco:steps=7,batch_size=6,accumulate=2").work
+    assert (work.count(0, 100), work.batch_size, work.accumulate) == (7, 6, 2)
 
 
 SOLVER_VALUES = {

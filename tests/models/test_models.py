@@ -18,6 +18,7 @@ IMAGE = Features("image", (28, 28), 62)
 VECTOR = Features("vector", (60,), 10)
 TEXT = Features("text", (80,), 80)
 FITTING = {
+    "char_gpt": [TEXT],
     "char_lstm": [TEXT],
     "lenet5": [IMAGE, Features("image", (32, 32, 3), 10)],
     "leaf_cnn": [IMAGE],
@@ -94,6 +95,10 @@ def test_sizes_are_the_papers():
     assert count("leaf_cnn", IMAGE) == leaf
     lstm = 80 * 8 + (8 + 128 + 1) * 4 * 128 + (128 + 1) * 80
     assert count("char_lstm", TEXT) == lstm
+    block = 12 * 64 * 64 + 13 * 64
+    assert count("char_gpt", TEXT) == (80 + 80) * 64 + 2 * block + 2 * 64
+    untied = "char_gpt:layers=8,width=512,heads=8,tied=false"
+    assert count(untied, TEXT) == (3 * 80) * 512 + 8 * (12 * 512 * 512 + 13 * 512) + 2 * 512
     assert count("logreg", VECTOR) == 61 * 10
     assert count("mlp", IMAGE) == 785 * 200 + 201 * 200 + 201 * 62
 
@@ -118,6 +123,72 @@ def test_the_lstm_is_the_textbooks():
     expected = h @ p["out"]["w"] + p["out"]["b"]
     found = jax.jit(model.apply, static_argnums=2)(params, x, None)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def layer_norm(norm, x):
+    centred = x - x.mean(-1, keepdims=True)
+    spread = np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return centred / spread * norm["scale"] + norm["bias"]
+
+
+def dense(layer, x):
+    return x @ layer["w"] + layer["b"]
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gpt(p, codes, heads):
+    """The transformer for one text, position by position and head by head."""
+    x = p["embedding"][codes] + p["positions"]
+    for block in p["blocks"]:
+        inner = layer_norm(block["norm1"], x)
+        q, k, v = (dense(block[name], inner) for name in ("query", "key", "value"))
+        mixed = np.zeros_like(x)
+        for part in np.split(np.arange(x.shape[1]), heads):
+            for t in range(len(x)):
+                scores = q[t, part] @ k[: t + 1, part].T / np.sqrt(len(part))
+                weights = np.exp(scores) / np.exp(scores).sum()
+                mixed[t, part] = weights @ v[: t + 1, part]
+        x = x + dense(block["out"], mixed)
+        x = x + dense(block["down"], gelu(dense(block["up"], layer_norm(block["norm2"], x))))
+    return layer_norm(p["norm"], x) @ p.get("out", p["embedding"].T)
+
+
+@pytest.mark.parametrize("options", ["", ",tied=false,remat=true", ",context=4"])
+@pytest.mark.parametrize("task", ["classes", "sequence"])
+def test_the_transformer_is_its_loops(options, task):
+    features = Features("text", (6,), 9, task)
+    spec = f"char_gpt:layers=2,width=8,heads=2{options}"
+    if "context" in options and task == "sequence":
+        with pytest.raises(FedMomError, match="Leave context out"):
+            build(spec, features)
+        return
+    model = build(spec, features)
+    # Larger weights than the first ones: all of them must matter.
+    params = jax.tree.map(lambda a: 10 * a, model.init(jax.random.key(3)))
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    x = inputs(features, count=2)
+    read = x[:, -4:] if "context" in options else x
+    expected = np.stack([gpt(p, codes, heads=2) for codes in read])
+    expected = expected if task == "sequence" else expected[:, -1]
+    found = jax.jit(model.apply, static_argnums=2)(params, x, None)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_computed_again_has_the_same_gradient_and_takes_less_memory():
+    """With 6 blocks, less than half: the inside of one is kept, and the stream between them."""
+    found, memory = [], []
+    for remat in ("", ",remat=true"):
+        model = build(f"char_gpt:layers=6,width=16,heads=2{remat}", TEXT)
+        loss = jax.jit(jax.grad(lambda p, m=model: m.apply(p, inputs(TEXT), None).sum()))
+        params = model.init(jax.random.key(0))
+        compiled = loss.lower(params).compile()
+        memory.append(compiled.memory_analysis().temp_size_in_bytes)
+        found.append(compiled(params))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), *found)
+    assert memory[1] < memory[0] / 2
 
 
 def conv_relu_pool(x, layer, pad):
@@ -175,6 +246,9 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
         ("mlp:hidden", VECTOR, "'hidden' in 'mlp:hidden' is not an option"),
         ("leaf_cnn:dropout_rate=1", IMAGE, r"not in \[0, 1\)"),
         ("char_lstm:hidden=0", TEXT, "hidden=0"),
+        ("char_gpt", IMAGE, "char_gpt reads text data, but this data is image"),
+        ("char_gpt:width=10,heads=4", TEXT, "width must be a multiple of heads"),
+        ("char_gpt:context=81", TEXT, "read in windows of 80"),
     ],
 )
 def test_mistakes_are_sentences(spec, features, says):

@@ -466,3 +466,15 @@ def test_threads_end_with_the_runtime(data, model):
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_frozen_parameters_are_there_though_they_are_not_sent(request, make, data, model):
+    """Every runtime has them from the model and the seed; replies and scores are the same."""
+    if request.node.callspec.params["make"].startswith("scripted"):
+        pytest.skip("it computes logistic regression by hand")
+    adapted = fedmom.lora(model, rank=2)
+    runtime, local = make(model=adapted), LocalRuntime(workload_of(data, adapted, SHORT, None, 0))
+    params = adapted.init(init_key(0))
+    close(*(asked(each, 1, [0, 2, 3], params) for each in (runtime, local)))
+    scores = [r.evaluate(params, "test").sums["loss"] for r in (runtime, local)]
+    np.testing.assert_allclose(*scores, rtol=1e-5)

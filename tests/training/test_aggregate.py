@@ -124,7 +124,7 @@ def test_replies_are_summed_in_even_groups_of_at_most_eight(rows):
         groups.append(several.size)
         return total or Sum(0, 0)
 
-    parts = RunningSum(add, rows, Sum(0, 0))
+    parts = RunningSum(add, rows, lambda: Sum(0, 0))
     for _ in range(rows):
         parts.take(np.zeros((1, 3)), np.zeros(1), np.ones(1, np.float32))
     groups.append(parts.finish()[1].size)  # these are added by the server's step

@@ -15,7 +15,8 @@ ALGORITHMS = Registry(
             *("fedsgd", "fedavg", "fedmom", "fedmom_zero_start"),
             *("fedavgm", "fedadagrad", "fedadam", "fedyogi"),
         )
-    },
+    }
+    | {"diloco": "fedmom.algorithms.methods.diloco:diloco"},
     takes=(),
     elsewhere={"fedprox": "FedProx is fedavg with a setting: --algorithm fedavg --prox 0.1."},
 )

@@ -14,7 +14,7 @@ from fedmom.core.prng import bits, fold_in, folded_bits
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader
 from fedmom.models.base import Model
-from fedmom.models.variables import Variables
+from fedmom.models.variables import Variables, whole
 
 Carry = tuple[Params, optax.OptState, jax.Array, Any]  # model, solver, sum of losses, state
 Change = Callable[[Params, Params], Params]
@@ -58,6 +58,7 @@ class LocalProblem(NamedTuple):
         lr: γ in this round.
         capacity: Room for the client's shuffled order.
         kept: Of a model with state, what the client has beside the parameters.
+        frozen: The parameters that are not trained, if the model has some.
 
     Examples:
         Local steps with weight decay, for a ``fedmom.Client``:
@@ -80,6 +81,7 @@ class LocalProblem(NamedTuple):
     lr: jax.Array
     capacity: int
     kept: Kept | None = None
+    frozen: Params | None = None
 
     def train(
         self, params: Params, key: jax.Array, correct: Change | None = None
@@ -93,6 +95,23 @@ class LocalProblem(NamedTuple):
 
         Returns:
             The parameters after the last step, and the mean loss over the steps.
+        """
+        return self.train_from(None, params, key, correct)[:2]
+
+    def train_from(
+        self, solver_state: Any, params: Params, key: jax.Array, correct: Change | None = None
+    ) -> tuple[Params, jax.Array, Any]:
+        """Take the round's local steps with a solver that goes on from an earlier round.
+
+        Args:
+            solver_state: The solver's state; None begins anew.
+            params: Where to start.
+            key: The client's key in this round; it draws the batches and the dropout.
+            correct: ``correct(gradient, params) -> gradient``, applied at every step.
+
+        Returns:
+            The parameters after the last step, the mean loss over the steps, and the solver's
+            state.
         """
         work = self.work
         solver = work.solver(self.lr) if callable(work.solver) else work.solver
@@ -108,10 +127,16 @@ class LocalProblem(NamedTuple):
             return optax.apply_updates(w, updates), solver_state, total + loss, state
 
         start, state = self._start(params)
-        carry = (start, solver.init(start), jnp.zeros(()), state)
+        if isinstance(start, Joint) and solver_state is not None:
+            raise FedMomError(
+                "A method whose clients keep their solver's state cannot train a model of which"
+                ' layers stay on the client. Give the model state="average".'
+            )
+        solver_state = solver.init(start) if solver_state is None else solver_state
+        carry = (start, solver_state, jnp.zeros(()), state)
         batches = _shuffled if work.shuffled else _random
-        w, _, total, state = batches(self, descend, carry, key)
-        return self._end(w, state), total / self.steps
+        w, solver_state, total, state = batches(self, descend, carry, key)
+        return self._end(w, state), total / self.steps, solver_state
 
     def _start(self, params: Params) -> tuple[Params, Any]:
         """Return the trained parameters, and the state that training changes."""
@@ -122,6 +147,11 @@ class LocalProblem(NamedTuple):
                 "A model with state, such as batch norm's, is trained on batches, but this local"
                 " work takes one gradient of the client's whole data. Give a batch-size, and no"
                 " fedsgd."
+            )
+        if self.work.accumulate > 1:
+            raise FedMomError(
+                f"accumulate {self.work.accumulate} would show a model with state, such as batch"
+                " norm's, smaller batches than those that were asked for. Leave it out."
             )
         has = self.kept.variables
         start = params if has.own_trained is None else Joint(params, has.own_trained)
@@ -139,7 +169,15 @@ class LocalProblem(NamedTuple):
         self, w: Params, state: Any, rows: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, Params, Any]:
         if self.work.batch_size is None:
-            return *_over_all(self._loss_sum, w, self.size, key), state
+            parts = (self.size + CHUNK - 1) // CHUNK
+            found = self._in_parts(
+                w, lambda i: i * CHUNK + jnp.arange(CHUNK), parts, self.size, key
+            )
+            return *found, state
+        if self.work.accumulate > 1:
+            parts = rows.reshape(self.work.accumulate, -1)
+            samples = jnp.sum(rows < self.size)
+            return *self._in_parts(w, parts.__getitem__, len(parts), samples, key), state
         (loss, state), gradient = jax.value_and_grad(self._mean_loss, has_aux=True)(
             w, state, rows, key
         )
@@ -155,13 +193,30 @@ class LocalProblem(NamedTuple):
         # Rows of another batch fill the last one of an epoch up, or its statistics would be those
         # of one sample many times.
         x, y = self.read(self.arrays, self.start + rows % self.size)
-        whole = Variables(shared, state[0], own, state[1])
-        outputs, *state = self.model.train(whole, x, fold_in(key, 1))
+        params = whole(Variables(shared, state[0], own, state[1]), self.frozen)
+        outputs, *state = self.model.train(params, x, fold_in(key, 1))
         return _mean(*self._added(outputs, y, rows), jnp.sum(rows < self.size)), tuple(state)
+
+    def _in_parts(
+        self, w: Params, rows: Callable[[Any], jax.Array], parts: Any, samples: Any, key: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        """Return the mean loss of many samples and its gradient, computed part by part."""
+
+        def part(i: jax.Array) -> Any:
+            return jax.value_and_grad(self._loss_sum, has_aux=True)(w, rows(i), fold_in(key, i))
+
+        def add(i: jax.Array, total: Any) -> Any:
+            return jax.tree.map(jnp.add, total, part(i))
+
+        form = jax.eval_shape(part, jnp.zeros((), jnp.int32))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        (loss, count), gradient = jax.lax.fori_loop(0, parts, add, zero)
+        return jax.tree.map(lambda t: _mean(t, count, samples), (loss, gradient))
 
     def _loss_sum(self, w: Params, rows: jax.Array, key: jax.Array) -> LossSum:
         x, y = self.read(self.arrays, self.start + jnp.minimum(rows, self.size - 1))
-        return self._added(self.model.apply(w, x, fold_in(key, 1)), y, rows)
+        outputs = self.model.apply(whole(w, self.frozen), x, fold_in(key, 1))
+        return self._added(outputs, y, rows)
 
     def _added(self, outputs: jax.Array, y: jax.Array, rows: jax.Array) -> LossSum:
         """Add up the losses of the rows that are real, and their terms."""
@@ -235,21 +290,3 @@ def _shuffled(problem: LocalProblem, descend: Descend, carry: Carry, key: jax.Ar
         return jax.lax.fori_loop(0, jnp.minimum(per_epoch, steps - e * per_epoch), step, carry)
 
     return jax.lax.fori_loop(0, (steps + per_epoch - 1) // per_epoch, epoch, carry)
-
-
-def _over_all(
-    loss_sum: Callable[..., LossSum], w: Params, size: jax.Array, key: jax.Array
-) -> tuple[jax.Array, Params]:
-    """Return the mean loss and its gradient over the client's whole data, chunk by chunk."""
-
-    def part(i: jax.Array) -> Any:
-        rows = i * CHUNK + jnp.arange(CHUNK)
-        return jax.value_and_grad(loss_sum, has_aux=True)(w, rows, fold_in(key, i))
-
-    def add(i: jax.Array, total: Any) -> Any:
-        return jax.tree.map(jnp.add, total, part(i))
-
-    form = jax.eval_shape(part, jnp.zeros((), jnp.int32))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
-    (loss, count), gradient = jax.lax.fori_loop(0, (size + CHUNK - 1) // CHUNK, add, zero)
-    return jax.tree.map(lambda t: _mean(t, count, size), (loss, gradient))

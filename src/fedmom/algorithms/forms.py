@@ -58,6 +58,11 @@ class Form(NamedTuple):
         return cls(structure, shapes, sum(math.prod(s) * d.itemsize for s, d in shapes))
 
     @property
+    def numbers(self) -> int:
+        """How many numbers it has."""
+        return sum(math.prod(shape) for shape, _ in self.leaves)
+
+    @property
     def tree(self) -> Params:
         """The form as a tree of shapes and types."""
         leaves = [jax.ShapeDtypeStruct(*leaf) for leaf in self.leaves]  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -12,6 +12,7 @@ import optax
 from fedmom.algorithms import schedules
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
+from fedmom.core.identity import LATER
 from fedmom.core.tracing import one_number, traced
 from fedmom.core.types import Schedule
 from fedmom.core.validation import MOST, MOST_FLOAT, Count
@@ -36,6 +37,9 @@ class LocalWork:
         solver: The client optimizer: a function of the learning rate, such as ``optax.adam``, or an
             optax optimizer that has its own.
         prox: FedProx's μ.
+        accumulate: Parts in which a batch's gradient is computed, one after another: a batch takes
+            as much memory as one part. The sum is that of the whole batch, up to rounding; dropout
+            is drawn for each part.
 
     Examples:
         >>> work = LocalWork(lr=0.1, epochs=2, batch_size=10)
@@ -52,6 +56,7 @@ class LocalWork:
     batches: Literal["random", "shuffled"] | None = None
     solver: Solver | optax.GradientTransformation = optax.sgd
     prox: float = 0.0
+    accumulate: int = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense before a round is run."""
@@ -75,6 +80,7 @@ class LocalWork:
             raise FedMomError(f"batches {self.batches!r} must be random or shuffled.")
         if not (_is_number(self.prox) and 0 <= self.prox <= MOST_FLOAT):
             raise FedMomError(f"prox {self.prox!r} must be a number of at least 0.")
+        _check_parts(self.accumulate, self.batch_size)
 
     @property
     def shuffled(self) -> bool:
@@ -96,6 +102,17 @@ class LocalWork:
         assert self.epochs is not None
         per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
         return _whole("local-epochs", schedules.at(self.epochs, round_) * per_epoch, round_)
+
+
+def _check_parts(accumulate: int, batch_size: int | None) -> None:
+    """Refuse a batch in parts that are not equal."""
+    if not (isinstance(accumulate, int | np.integer) and accumulate >= 1):
+        raise FedMomError(f"accumulate {accumulate!r} must be a whole number of at least 1.")
+    if accumulate > 1 and (batch_size is None or batch_size % accumulate):
+        raise FedMomError(
+            f"accumulate {accumulate} cannot divide batch-size {batch_size or 'all'} into equal"
+            " parts."
+        )
 
 
 def _whole(what: str, steps: float, round_: int) -> int:

@@ -1,6 +1,5 @@
 """Settings by name -> an algorithm. Equal settings give one object, whose programs runs share."""
 
-import re
 from typing import Any
 
 import optax
@@ -11,7 +10,7 @@ from fedmom.algorithms.local_work import Solver
 from fedmom.algorithms.server import averaged
 from fedmom.core.errors import FedMomError
 from fedmom.core.name_caches import cached_by_name
-from fedmom.core.registry import options, parameters_of
+from fedmom.core.registry import joined, options, parameters_of
 from fedmom.core.types import Weighting
 
 MEAN = "mean"
@@ -81,17 +80,12 @@ def made(spec: str, server_lr: float | str = 1.0, momentum: float | None = None)
 
 def names_rule(aggregate: str) -> bool:
     """Return whether the text of stages and a rule names a rule."""
-    return split_aggregate(aggregate)[-1].partition(":")[0] in RULES
-
-
-def split_aggregate(spec: str) -> list[str]:
-    """Return the stages and the rule of a text such as ``clip:norm=1+mean``, one by one."""
-    return re.split(r"\+(?=[A-Za-z_@])", spec)
+    return joined(aggregate)[-1].partition(":")[0] in RULES
 
 
 def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rule]:
     """Return the stages and the rule of a text such as ``clip:norm=1+trimmed_mean:share=0.2``."""
-    *before, last = split_aggregate(spec)
+    *before, last = joined(spec)
     if last.partition(":")[0] in STAGES:
         before, last = [*before, last], MEAN
     for part in before:

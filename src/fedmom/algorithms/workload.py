@@ -35,7 +35,7 @@ from fedmom.models import base
 from fedmom.models.adapters import example
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, check_names
-from fedmom.models.variables import Variables
+from fedmom.models.variables import Variables, whole
 
 HIGHEST_SEED = 2**32 - 1
 PART_NAME = r"(?!(client|server)$)[A-Za-z][\w -]*"
@@ -167,11 +167,11 @@ class Workload:
         """
         if "tried" in self.__dict__:
             return
-        model = self.model
+        model = self.model.plain
         if not all(map(_is_built_in, (model.init, model.loss, *model.metrics))):
             base.check(model, self.data.features, example(self.data))
             try_train(model, example(self.data))
-        params = base.first_form(model)
+        params = base.first_form(self.model)
         try_method(self.algorithm, params.trained if isinstance(params, Variables) else params)
         self.__dict__["tried"] = True
 
@@ -192,6 +192,21 @@ class Workload:
         """Return the model's first parameters."""
         return self.model.init(init_key(self.seed))
 
+    @cached_property
+    def frozen(self) -> Params | None:
+        """The parameters that are not trained, nor sent, if the model has some."""
+        adapted = self.model.adapted
+        return None if adapted is None else jax.device_put(adapted.frozen(init_key(self.seed)))
+
+    def merged(self, params: Params) -> Params:
+        """Return the parameters of ``model.plain``: those that are trained and those that are not.
+
+        Args:
+            params: The model's parameters, as in ``State`` and as ``fedmom.model_of`` returns.
+        """
+        adapted = self.model.adapted
+        return params if adapted is None else adapted.merged(whole(params, self.frozen))
+
     def broadcast_form(self) -> Any:
         """Return the shapes and types of what clients receive."""
 
@@ -203,8 +218,8 @@ class Workload:
 
 def _is_built_in(part: Any) -> bool:
     function = part.per_sample if isinstance(part, Metric) else part
-    inside = ("fedmom.models.built_in", "fedmom.models.losses", "fedmom.models.metrics")
-    return str(function.__module__) in inside
+    inside = ("base", "built_in", "char_gpt", "losses", "metrics")  # of fedmom.models
+    return str(function.__module__) in [f"fedmom.models.{name}" for name in inside]
 
 
 def _check_kind(name: str, value: Any, kind: type, maker: str) -> None:

@@ -177,7 +177,12 @@ class Run(_Results):
 
     @functools.cached_property
     def params(self) -> Params:
-        """The model's parameters after the last round."""
+        """The model's parameters after the last round, with those that were frozen."""
+        return self.experiment.workload.merged(self._trained)
+
+    @functools.cached_property
+    def _trained(self) -> Params:
+        """The parameters that are sent and aggregated."""
         checkpoint = RunFolder.open(self.path).restore(self.experiment.start())
         if checkpoint is None:
             raise FedMomError(f"{self.path} has no checkpoint yet: no round is done.")
@@ -255,7 +260,7 @@ class Run(_Results):
 
     def _forget(self) -> None:
         """Forget what was read before the run is resumed."""
-        for name in ("result", "params"):
+        for name in ("result", "params", "_trained"):
             self.__dict__.pop(name, None)
 
     def _test_metrics(self) -> "pd.DataFrame":
@@ -266,7 +271,7 @@ class Run(_Results):
         with contextlib.closing(experiment.runtime()) as runtime:
             if "test" not in runtime.splits:
                 return _pandas().DataFrame()
-            scores = runtime.evaluate(self.params, "test")
+            scores = runtime.evaluate(self._trained, "test")
         found = {"loss": loss_per_client(scores)[0]}
         found |= {metric.name: per_client(metric, scores)[0] for metric in scores.metrics}
         has = np.flatnonzero(self.experiment.data.test.size)

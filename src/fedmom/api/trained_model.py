@@ -23,6 +23,7 @@ from fedmom.data.rows.values import listed
 from fedmom.data.schema import Schema
 from fedmom.experiments.execute import warn
 from fedmom.models.base import Model
+from fedmom.models.variables import parameter_names
 
 if TYPE_CHECKING:
     from fedmom.api.runs import Run
@@ -38,7 +39,7 @@ def outputs(run: "Run", x: Any, tokenizer: Any = None) -> NDArray[Any]:
 
 
 def _outputs(run: "Run", rows: NDArray[Any]) -> NDArray[Any]:
-    apply = _applied(run.experiment.model)
+    apply = _applied(run.experiment.model.plain)
     parts = []
     for first in range(0, len(rows), AT_ONCE):
         part = rows[first : first + AT_ONCE]
@@ -159,7 +160,7 @@ def write(run: "Run", prompt: str, length: int, temperature: float, seed: int) -
             f"{experiment.config.model} does not write text: its data is {features.kind}."
         )
     (window,) = features.shape
-    apply, rng = _applied(experiment.model), np.random.default_rng(seed)
+    apply, rng = _applied(experiment.model.plain), np.random.default_rng(seed)
     symbols = run.schema.class_names or ()
     codes = encoded(run.schema, prompt or "".join(symbols[:1]), "the prompt")
     codes = np.pad(codes, (window, 0))[-window:]
@@ -216,10 +217,8 @@ def named_tensors(params: Params) -> dict[str, NDArray[Any]]:
         >>> sorted(named_tensors([{"w": np.ones(2), "b": np.zeros(1)}]))
         ['0/b', '0/w']
     """
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "params": np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    arrays = map(np.asarray, jax.tree.leaves(params))
+    return dict(zip(parameter_names(params), arrays, strict=True))
 
 
 def card(run: "Run", tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -303,7 +302,7 @@ def onnx_bytes(run: "Run", batch: int) -> bytes:
             from jax2onnx import to_onnx  # type: ignore[import-untyped]
     except ImportError:
         raise FedMomError("ONNX files need an extra: pip install 'fedmom[onnx]'.") from None
-    params, model, schema = run.params, run.experiment.model, run.schema
+    params, model, schema = run.params, run.experiment.model.plain, run.schema
     form = (batch, *schema.shape)
     inputs: Any = jax.eval_shape(lambda: jax.numpy.zeros(form, schema.dtype))
     with _quiet(), plain_calls():

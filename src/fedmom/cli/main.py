@@ -94,13 +94,13 @@ def list_() -> None:
     from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
     from fedmom.cli.output import OUT, listing
     from fedmom.data import DATASETS
-    from fedmom.models import MODELS
+    from fedmom.models import ADAPTATIONS, MODELS
     from fedmom.runtimes import RUNTIMES
     from fedmom.training import PACES, SAMPLERS
 
     view = listing("", "name:options", "what it is")
     registries = (
-        *(ALGORITHMS, MODELS, DATASETS, SOLVERS, SCHEDULES),
+        *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
         *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
     )
     for registry in registries:

@@ -6,6 +6,7 @@ it is an ordinary file of a size that can be read.
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -104,6 +105,15 @@ def read_file(path: Path, most: int | None = LARGEST) -> bytes:
             return file.read(size)
 
 
+def sha256(path: Path) -> str:
+    """Return the checksum of an ordinary file, without holding its content."""
+    digest = hashlib.sha256()
+    with open_file(path) as file, naming(path):
+        while part := file.read(LARGEST):
+            digest.update(part)
+    return digest.hexdigest()
+
+
 def read_named(path: Path, what: str, most: int) -> bytes:
     """Return the content of a file that the user names, which may be a link or a pipe.
 
@@ -148,14 +158,19 @@ def inner_folder(path: Path) -> Path:
     return path
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, also through a crash of the machine."""
+def write_atomic(path: Path, *content: bytes | memoryview) -> None:
+    """Write a file whole or not at all, also through a crash of the machine.
+
+    Args:
+        path: The file.
+        *content: What it holds, in parts.
+    """
     temporary = temporary_name(path)
     try:
         with naming(path, instead=temporary):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
             with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
-                _write_synced(file, content)
+                _write_synced(file, *content)
             temporary.replace(path)
     except BaseException:  # a full disk, Ctrl-C: half a file helps nobody
         with contextlib.suppress(OSError):
@@ -260,8 +275,9 @@ def append_synced(path: Path, content: bytes) -> None:
         _write_synced(file, content)
 
 
-def _write_synced(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
+def _write_synced(file: BinaryIO, *content: bytes | memoryview) -> None:
+    for part in content:
+        file.write(part)
     file.flush()
     os.fsync(file.fileno())
 

@@ -33,6 +33,9 @@ _FEDMOM = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,59}")
 _names: dict[int, tuple[Callable[[], Any], str]] = {}  # by id: objects and the names they got
 _met: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # with their digests
+# Of a field of a dataclass: it was added later, and counts only where it is not the default. So
+# what has been written before finds its objects again.
+LATER = types.MappingProxyType({"later": True})
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CodeType, np.ndarray)
 _holders: dict[str, int] = {}  # by name: the id of the object that got it last
 
@@ -236,7 +239,8 @@ def _made_of(value: Any, seen: Seen) -> Iterable[Any]:
     if isinstance(value, type):
         return _class(value)
     if dataclasses.is_dataclass(value):
-        fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+        values = [(f, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+        fields = {f.name: v for f, v in values if not ("later" in f.metadata and v == f.default)}
         # Modules of linen keep a number of their own and what they are just doing.
         others = {} if isinstance(value, _linen_module()) else _attributes(value)
         return ({"class": type(value), **fields, **others}).items()

@@ -338,6 +338,16 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), given
 
 
+def joined(specs: str) -> list[str]:
+    """Return the specs of a text that joins several by +.
+
+    Examples:
+        >>> joined("clip:norm=1e+3+mean")
+        ['clip:norm=1e+3', 'mean']
+    """
+    return re.split(r"\+(?=[A-Za-z_@])", specs)
+
+
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the keyword-only parameters of a function: its options."""
     return {n: p for n, p in parameters_of(function).items() if p.kind is p.KEYWORD_ONLY}

@@ -13,16 +13,17 @@ from fedmom import models
 from fedmom.algorithms import SCHEDULES, schedules
 from fedmom.algorithms import named as algorithms
 from fedmom.algorithms.base import Algorithm
+from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError, ServerDivergedError
-from fedmom.core.registry import options, options_of
+from fedmom.core.registry import joined, options, options_of
 from fedmom.core.types import Schedule
 from fedmom.core.validation import MOST, check_memory
 from fedmom.data.federated import Features, FederatedData
 from fedmom.experiments import decided, defaults, object_names
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
-from fedmom.models import adapters
+from fedmom.models import adapters, base, precision
 from fedmom.models.base import Model
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
@@ -102,6 +103,7 @@ class Experiment:
             bad_replies=self.config.bad_replies,
             **how,
         )
+        del state  # or the first model would be kept until the last round
         try:
             yield from steps
         except ServerDivergedError as error:  # the loop does not know how the server was made
@@ -139,7 +141,8 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     if config.diagnostics and config.diagnostics_every is None:
         every = diagnostics.plan(workload.work, data.train.size, config.rounds)
         config = config.model_copy(update={"diagnostics_every": every})
-    return Experiment(config, workload, pace, tuple(_eta_notes(config, data.clients)))
+    notes = *_eta_notes(config, data.clients), *_bytes_notes(workload), *_precision_notes(config)
+    return Experiment(config, workload, pace, notes)
 
 
 def parts(
@@ -161,6 +164,8 @@ def parts(
         decided.asked_weighting(config),
     )
     model = models.build(config.model, features, integers=integers)
+    if config.adapt is not None:
+        model = models.adapted(model, config.adapt)
     work = algorithm.work
     if work is None:
         work = LocalWork(
@@ -171,6 +176,7 @@ def parts(
             batches=config.batches,
             solver=algorithms.solver(config.solver),
             prox=config.prox,
+            accumulate=config.accumulate,
         )
     elif decided.takes_lr(config.algorithm):
         work = replace(work, lr=schedules.parse(config.lr))
@@ -290,6 +296,30 @@ def _check_steps(config: RunConfig, work: LocalWork, most: int, rounds: Sequence
                 f"{kebab(name)} {getattr(config, name)} means {steps:.3g} local steps in"
                 f" round {t + 1}, more than the {MOST:,} that can be counted. Take fewer."
             )
+
+
+def _bytes_notes(workload: Workload) -> list[str]:
+    """Say how much of a model that is trained in part is sent."""
+    if workload.model.adapted is None:
+        return []
+    sent, plain = (
+        Form.of(base.first_form(model)) for model in (workload.model, workload.model.plain)
+    )
+    return [
+        f"{sent.numbers:,} numbers are trained, of a model of {plain.numbers:,}. A client is sent"
+        f" {sent.bytes / 1e6:.3g} MB in a round and returns as much, instead of"
+        f" {plain.bytes / 1e6:.3g} MB."
+    ]
+
+
+def _precision_notes(config: RunConfig) -> list[str]:
+    """Say where fewer bits will be slower."""
+    if "bfloat16" not in joined(config.adapt or "") or not precision.is_slow_here():
+        return []
+    return [
+        "This processor has no matrix unit for bfloat16 (AMX), so training is slower than without."
+        " Leave bfloat16 out, unless it is for memory."
+    ]
 
 
 def _eta_notes(config: RunConfig, clients: int) -> list[str]:

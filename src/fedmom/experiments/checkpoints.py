@@ -33,9 +33,11 @@ from fedmom.core.files import (
     parse_json,
     read_file,
     remove_file,
+    sha256,
     temporary_name,
     write_atomic,
 )
+from fedmom.core.tensor_files import packed
 from fedmom.core.types import Say
 from fedmom.experiments import logs
 from fedmom.experiments.logs import EVALS, ROUNDS, Log, LogRows
@@ -79,15 +81,16 @@ def save(folder: Path, checkpoint: Checkpoint, lines: Mapping[str, int] | None =
         checkpoint: What to write.
         lines: How many lines each log has, by its name.
     """
-    from safetensors.numpy import save as packed
-
     make_folder(folder)
     tensors = named_leaves(checkpoint.state)
     tensors |= {CLIENTS + key: np.asarray(t) for key, t in checkpoint.runtime.items()}
     content = packed(tensors)
-    pointer = Pointer(checkpoint.state.round, hashlib.sha256(content).hexdigest(), lines)
-    write_atomic(folder / pointer.tensors, content)
-    if read_file(folder / pointer.tensors, len(content)) != content:
+    digest = hashlib.sha256()
+    for part in content:
+        digest.update(part)
+    pointer = Pointer(checkpoint.state.round, digest.hexdigest(), lines)
+    write_atomic(folder / pointer.tensors, *content)
+    if sha256(folder / pointer.tensors) != pointer.sha256:
         raise FedMomError(
             f"{folder / pointer.tensors} does not hold what was written to it. Check the disk; the"
             " checkpoint before it is still there."

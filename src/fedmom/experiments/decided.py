@@ -17,6 +17,7 @@ from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.trial import try_weights
 from fedmom.core.errors import FedMomError
 from fedmom.core.identity import given_name, label
+from fedmom.core.registry import joined
 from fedmom.core.types import Weighting
 from fedmom.experiments.settings import RunConfig
 
@@ -43,8 +44,10 @@ def settings(config: RunConfig) -> dict[str, Any]:
         found["server_lr"] = _told(made.server)
     if made.work is not None and not takes_lr(config.algorithm):
         found |= of_work(made.work)
+    elif made.work is not None and made.work.batch_size is None:  # FedSGD
+        found["batch_size"] = "all"
     elif made.work is not None:
-        found["batch_size"] = made.work.batch_size or "all"
+        found |= {name: value for name, value in of_work(made.work).items() if name != "lr"}
     if made.stages or made.rule:
         parts = [_told(part) for part in (*made.stages, made.rule) if part is not None]
         own = own_aggregate(config.aggregate)
@@ -73,7 +76,7 @@ def asked_weighting(config: RunConfig) -> Weighting:
 
 def own_aggregate(spec: str) -> str:
     """Return stages and rule without those of the algorithm."""
-    parts = [part for part in algorithms.split_aggregate(spec) if not is_decided(part)]
+    parts = [part for part in joined(spec) if not is_decided(part)]
     return "+".join(parts) or algorithms.MEAN
 
 
@@ -85,6 +88,7 @@ def of_work(work: LocalWork) -> dict[str, Any]:
         "local_epochs": _amount(work.epochs, float),
         "batches": work.batches,
         "prox": work.prox,
+        "accumulate": work.accumulate,
         "batch_size": work.batch_size or "all",
         "solver": "sgd" if work.solver is optax.sgd else _told(work.solver),
     }

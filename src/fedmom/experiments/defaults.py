@@ -8,10 +8,19 @@ from fedmom.algorithms import named as algorithms
 from fedmom.data.federated import FederatedData
 from fedmom.experiments import decided
 from fedmom.experiments.settings import AUTO, DEFAULT_STEPS, RunConfig, kebab
+from fedmom.models import identified
 
 MODELS = {"text": "char_lstm", "image": "lenet5", "vector": "logreg"}
 # Settings of the local work, which some algorithms bring along.
-LOCAL_WORK = ("local_steps", "local_epochs", "batch_size", "batches", "solver", "prox")
+LOCAL_WORK = (
+    "local_steps",
+    "local_epochs",
+    "batch_size",
+    "batches",
+    "solver",
+    "prox",
+    "accumulate",
+)
 # The client learning rates γ that ``lr = "auto"`` takes. Made by benchmarks/step_sizes.py, with 100
 # rounds of the default settings (M=2, B=10, H=10, population weights) on synthetic, glyphs and
 # shakespeare:roles=100,samples=1000.
@@ -31,15 +40,17 @@ def default_lr(kind: str, algorithm: str) -> float:
 
     Args:
         kind: "vector", "image" or "text".
-        algorithm: A name, with options or without; what the table does not know is taken for
-            FedAvg.
+        algorithm: A name, with options or without; what the table does not know has a default of
+            its own, or is taken for FedAvg.
 
     Examples:
         >>> default_lr("vector", "fedmom:") < default_lr("vector", "fedavg")
         True
     """
     row = STEP_SIZES[kind]
-    return row.get(algorithm.partition(":")[0], row["fedavg"])
+    name = algorithm.partition(":")[0]
+    own = None if name in row else algorithms.default_of(algorithm, "lr")
+    return row.get(name, row["fedavg"] if own is None else float(own))
 
 
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +78,8 @@ def complete(config: RunConfig, data: FederatedData) -> RunConfig:
         filled["momentum"] = algorithms.default_of(config.algorithm, "momentum")
     if config.model == "auto":
         filled["model"] = MODELS[data.features.kind]
+    if config.adapt is not None:
+        filled["adapt"] = identified(config.adapt)
     if config.lr == AUTO:
         filled["lr"] = default_lr(data.features.kind, config.algorithm)
     if config.server_lr == AUTO and decided.has_rate(config.algorithm):

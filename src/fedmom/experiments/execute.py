@@ -176,7 +176,7 @@ class _Execution:
             record,
             {row["split"]: copy.deepcopy(row) for row in evals},  # observers may change theirs
             self._folder.path,
-            lambda: model_of(self._experiment.workload, state),
+            lambda: self._experiment.workload.merged(model_of(self._experiment.workload, state)),
         )
         told = [(observer, observer(event)) for observer in self._observers]
         for observer, why in told:

@@ -37,7 +37,7 @@ from fedmom.data.federated import FederatedData
 from fedmom.data.summary import facts
 from fedmom.experiments.decided import is_decided
 from fedmom.experiments.settings import RunConfig, kebab
-from fedmom.models import MODELS
+from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 
@@ -232,6 +232,7 @@ _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "data": (_data, (DATASETS,)),
     "model": (_model, (MODELS,)),
     "algorithm": (_algorithm, (ALGORITHMS,)),
+    "adapt": (functools.partial(_function, ADAPTATIONS), (ADAPTATIONS,)),
     "aggregate": (_aggregate, (RULES, STAGES)),
     **{
         table.what: (functools.partial(_function, table), (table,))

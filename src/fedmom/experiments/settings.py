@@ -15,9 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedmom.algorithms import ALGORITHMS, SOLVERS
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import LARGEST_TOML, read_file, read_named
-from fedmom.core.registry import Registry, is_object
+from fedmom.core.registry import Registry, is_object, joined
 from fedmom.core.types import Weighting
 from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
+from fedmom.models import ADAPTATIONS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
 
@@ -86,6 +87,15 @@ def _known(table: Registry) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _known_joined(table: Registry) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        for spec in joined(value) if isinstance(value, str) else ():
+            table.check(spec)
+        return value
+
+    return BeforeValidator(check)
+
+
 OptionalRate = Annotated[float | str | None, BeforeValidator(_number_or_schedule)]
 OptionalCount = Annotated[int | str | None, BeforeValidator(_whole_or_schedule)]
 RateOrAuto = Annotated[float | str, BeforeValidator(_rate_or_auto)]
@@ -117,6 +127,11 @@ class RunConfig(BaseModel):
     model: str = Field(
         "auto", description="Model, with options; auto takes one that fits the data."
     )
+    adapt: Annotated[str | None, _known_joined(ADAPTATIONS)] = Field(
+        None,
+        description="What becomes of the model before training, joined by +, such as"
+        " pretrained:file=model.safetensors+lora:rank=8 [default: nothing].",
+    )
     algorithm: Annotated[str, _known(ALGORITHMS)] = Field(
         "fedmom", description="Algorithm, with options; `fedmom list` tells what each one does."
     )
@@ -144,6 +159,12 @@ class RunConfig(BaseModel):
     )
     prox: float = Field(
         0.0, ge=0, le=1e9, description="FedProx's μ: pull towards the server's model."
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=MOST,
+        description="Parts in which a batch's gradient is computed, for nets that do not fit.",
     )
     server_lr: RateOrAuto = Field(
         "auto",

@@ -1,14 +1,17 @@
 """Small nets as init/apply pairs. A model is one function and one row in ``MODELS``.
 
+``ADAPTATIONS`` are functions of a model that return another one, such as ``lora``.
+
 Importing this package does not import JAX: ``build`` does.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.name_caches import cached_by_name
-from fedmom.core.registry import Registry
+from fedmom.core.registry import Registry, joined, split
 
 if TYPE_CHECKING:
     from fedmom.data.federated import Features
@@ -16,9 +19,21 @@ if TYPE_CHECKING:
 
 _MODELS = "char_lstm lenet5 leaf_cnn logreg mlp"
 _PLACES = {name: f"fedmom.models.built_in:{name}" for name in _MODELS.split()}
+_PLACES["char_gpt"] = "fedmom.models.char_gpt:char_gpt"
 MODELS = Registry("model", _PLACES, takes=("features",))
 _METRICS = "accuracy auc f1 mae mse perplexity position_accuracy position_top rmse top"
 METRICS = Registry("metric", {name: f"fedmom.models.metrics:{name}" for name in _METRICS.split()})
+ADAPTATIONS = Registry(
+    "adaptation",
+    {
+        "bfloat16": "fedmom.models.precision:bfloat16",
+        "frozen": "fedmom.models.fine_tuning:frozen",
+        "lora": "fedmom.models.fine_tuning:lora",
+        "pretrained": "fedmom.models.pretrained:pretrained",
+    },
+    returns="fedmom.models.base:Model",
+    takes=("model",),
+)
 
 
 @checked
@@ -63,6 +78,28 @@ def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
     from fedmom.models.adapters import example, of_net
 
     return of_net(made, features, example(features, integers=integers))
+
+
+@cached_by_name
+def adapted(model: "Model", specs: str) -> "Model":
+    """Return a model that has passed through adaptations, such as ``lora:rank=4``, joined by +."""
+    for spec in joined(specs):
+        model = ADAPTATIONS.build(spec, model)
+    return model
+
+
+def identified(specs: str) -> str:
+    """Return adaptations with the checksums of the files that they load."""
+    found = []
+    for spec in joined(specs):
+        name, given = split(spec)
+        if name == "pretrained" and "file" in given and "sha256" not in given:
+            from fedmom.models.pretrained import checksum
+
+            given |= {"file": str(Path(given["file"]).resolve()), "sha256": checksum(given["file"])}
+            spec = f"{name}:{','.join(f'{key}={value}' for key, value in given.items())}"
+        found.append(spec)
+    return "+".join(found)
 
 
 def _called(spec: str, features: "Features") -> object:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from fedmom.models.losses import (
     squared_error,
 )
 from fedmom.models.metrics import Metric
-from fedmom.models.variables import StateChoice, Variables
+from fedmom.models.variables import StateChoice, Variables, Whole
 
 # What a model is trained and evaluated with, unless it says otherwise, by the data's task.
 TASKS: dict[str, tuple[Loss, tuple[Metric, ...]]] = {
@@ -44,7 +45,8 @@ class Model(NamedTuple):
     ``fedmom.model`` makes one of a net of flax, equinox or haiku.
 
     Args:
-        init: ``init(key) -> params``, any tree of arrays; ``Variables`` where there is state.
+        init: ``init(key) -> params``, any tree of arrays; ``Variables`` where there is state;
+            ``Adapted`` where a part of the parameters is frozen.
         apply: ``apply(params, x, key) -> outputs`` of a batch. ``key`` is for dropout and the
             like; it is None in evaluation.
         loss: ``loss(outputs, labels) ->`` one number per sample, or a sum and a count of terms per
@@ -72,6 +74,16 @@ class Model(NamedTuple):
     metrics: tuple[Metric, ...] = TASKS["classes"][1]
     train: Callable[[Variables, jax.Array, jax.Array], tuple[jax.Array, Any, Any]] | None = None
     state: StateChoice | None = None
+
+    @property
+    def adapted(self) -> "Adapted | None":
+        """What is frozen of the model, if anything is."""
+        return self.init if isinstance(self.init, Adapted) else None
+
+    @property
+    def plain(self) -> "Model":
+        """The model with all of its parameters, without a frozen part."""
+        return self if self.adapted is None else self.adapted.base
 
     def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         """Return the loss of every sample: of a sequence, the mean over its positions.
@@ -119,6 +131,43 @@ class Model(NamedTuple):
                 " returns one number per sample: leave out the mean over the batch."
             )
         return jnp.asarray(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """The ``init`` of a model of which a part is frozen: it draws what is trained.
+
+    ``fedmom.lora`` and ``fedmom.frozen`` make one. Such a model is applied to ``Whole`` parameters.
+
+    Args:
+        base: The model as it was.
+        init: ``init(key)``: what is trained, and the state.
+        frozen: ``frozen(key)``: the parameters that are not trained, nor sent. They follow from the
+            model and the seed, so every machine has them.
+        merge: ``merge(trained, frozen)``: the parameters of ``base``.
+
+    Examples:
+        >>> base = Model(lambda key: jnp.ones(3), lambda w, x, key: x @ w)
+        >>> half = Adapted(base, lambda key: jnp.ones(1), lambda key: jnp.ones(2), jnp.append)
+        >>> half.merged(Whole(half(None), half.frozen(None))).shape
+        (3,)
+    """
+
+    base: Model
+    init: Callable[[jax.Array], Any]
+    frozen: Callable[[jax.Array], Params]
+    merge: Callable[[Params, Params], Params]
+
+    def __call__(self, key: jax.Array) -> Any:
+        """Return the first parameters, of what is trained."""
+        return self.init(key)
+
+    def merged(self, whole: Whole) -> Any:
+        """Return the parameters of ``base``; a pure function, for programs and for export."""
+        params, frozen = whole
+        if isinstance(params, Variables):
+            return params._replace(trained=self.merge(params.trained, frozen))
+        return self.merge(params, frozen)
 
 
 def fitted(model: Model, features: Features) -> Model:
@@ -306,3 +355,17 @@ def need(model: str, features: Features, kinds: Sequence[str]) -> None:
             f"{model} returns one label per input, and this data has one at every position. Give"
             " a net of your own, which does: fedmom.model (docs/models.md)."
         )
+
+
+def compiled_quickly(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
+    """Compile the drawing of first parameters as one program, with little optimization.
+
+    It runs once. (With no optimization at all, the orthogonal matrix has other numbers.)
+    """
+    compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
+
+    def draw(key: jax.Array) -> Params:
+        # A program inside another has no options of its own.
+        return init(key) if isinstance(key, jax.core.Tracer) else compiled(key)
+
+    return draw

@@ -13,7 +13,7 @@ from fedmom.core.prng import split
 from fedmom.core.types import Params
 from fedmom.core.validation import MOST, Between, check_parameters
 from fedmom.data.federated import Features
-from fedmom.models.base import Model, as_channels, drawn, dropout, linear, need
+from fedmom.models.base import Model, as_channels, compiled_quickly, drawn, dropout, linear, need
 from fedmom.models.kernels import conv_relu_pool, linear_of_maps, linear_of_rows
 from fedmom.models.kernels.lstm import lstm
 
@@ -129,7 +129,7 @@ def char_lstm(
     numbers = 4 * hidden * (embedding + hidden + 1) + features.classes * (embedding + hidden + 1)
     check_parameters(f"char_lstm:embedding={embedding},hidden={hidden}", numbers)
 
-    @_compiled_quickly
+    @compiled_quickly
     def init(key: jax.Array) -> Params:
         k1, k2, k3, k4 = jax.random.split(key, 4)
         orthogonal = jax.nn.initializers.orthogonal()
@@ -146,17 +146,3 @@ def char_lstm(
         return linear(params["out"], lstm(table, params["recurrent"], x))
 
     return Model(init, apply)
-
-
-def _compiled_quickly(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
-    """Compile the drawing of first parameters as one program, with little optimization.
-
-    It runs once. (With no optimization at all, the orthogonal matrix has other numbers.)
-    """
-    compiled = jax.jit(init, compiler_options={"xla_backend_optimization_level": 1})
-
-    def draw(key: jax.Array) -> Params:
-        # A program inside another has no options of its own.
-        return init(key) if isinstance(key, jax.core.Tracer) else compiled(key)
-
-    return draw

@@ -1,5 +1,6 @@
 """A model that has more than trained parameters: batch norm's running statistics, and the like."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -33,6 +34,48 @@ class Variables(NamedTuple):
     state: Any = None
     own_trained: Any = None
     own_state: Any = None
+
+
+class Whole(NamedTuple):
+    """All parameters of a model of which a part is frozen.
+
+    Args:
+        params: What ``init`` returns: what is trained, and the model's state if it has any.
+        frozen: The parameters that are not trained, nor sent.
+
+    Examples:
+        >>> Whole({"w": 1.0}, frozen={"v": 2.0}).frozen
+        {'v': 2.0}
+    """
+
+    params: Any
+    frozen: Params
+
+
+def whole(params: Any, frozen: Params | None) -> Any:
+    """Return what a model is applied with: parameters, with the frozen ones where it has some.
+
+    Examples:
+        >>> whole(1.0, None), whole(1.0, frozen=2.0)
+        (1.0, Whole(params=1.0, frozen=2.0))
+    """
+    return params if frozen is None else Whole(params, frozen)
+
+
+def parameter_names(params: Params) -> list[str]:
+    """Return the name of every parameter: its place in the tree.
+
+    Examples:
+        >>> parameter_names([{"w": 1.0, "b": 2.0}])
+        ['0/b', '0/w']
+    """
+    paths = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in paths]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names of parameters for a message."""
+    return ", ".join(names) or "none"
 
 
 def divide(tree: Params, chosen: Params) -> tuple[Params, Params]:

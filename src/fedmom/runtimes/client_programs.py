@@ -6,7 +6,7 @@ in nothing else.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,8 +22,9 @@ from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.models.base import Model
+from fedmom.runtimes.local_devices import CLIENTS, WHOLE, mesh
 
-Way = Literal["one", "few", "many"]
+Way = Literal["one", "few", "many", "dealt"]
 Answer = tuple[Params, Any, ClientMetrics]  # update, client state, metrics
 
 
@@ -38,15 +39,16 @@ class ClientTask(NamedTuple):
 
 
 def compiled(workload: Workload, way: Way) -> Callable[..., Answer]:
-    """Return ``program(broadcast, states, arrays, tasks, key, lr, capacity)``.
+    """Return ``program(broadcast, states, arrays, frozen, tasks, key, lr, capacity)``.
 
     ``tasks`` is a ClientTask per row, as an array of 32-bit integers, which reaches a device
     quicker than its numbers one by one. ``states`` are stacked like the tasks, and so are the
-    answers. ``key`` is that of all clients; the client's own is folded from it inside. Only
-    ``capacity`` and the number of tasks are part of the compiled shape.
+    answers. ``frozen`` is the workload's. ``key`` is that of all clients; the client's own is
+    folded from it inside. Only ``capacity`` and the number of tasks are part of the compiled shape.
 
     ``way``: "one" takes a single task; "few" runs one client after another in one call; "many"
-    runs all at once, which fills an accelerator.
+    runs all at once, which fills an accelerator; "dealt" does so on every local device, with an
+    equal share of the tasks.
     """
     # The work without the numbers that are handed to the program when it runs.
     batches: Literal["random", "shuffled"] = "shuffled" if workload.work.shuffled else "random"
@@ -60,14 +62,20 @@ def _compiled(
     model: Model, read: Reader, work: LocalWork, client: Client, way: Way
 ) -> Callable[..., Answer]:
     def program(
-        broadcast: Any, states: Any, arrays: Arrays, tasks: Any, key: Any, lr: Any, capacity: int
+        broadcast: Any,
+        states: Any,
+        arrays: Arrays,
+        frozen: Any,
+        tasks: Any,
+        key: Any,
+        lr: Any,
+        capacity: int,
     ) -> Answer:
         def one(numbers: jax.Array, state: Any) -> Answer:
             task = ClientTask(*numbers)
             own = fold_in(fold_in(key, task.round), task.client)
-            problem = LocalProblem(
-                model, read, work, arrays, task.start, task.size, task.steps, lr, capacity
-            )
+            place = task.start, task.size, task.steps
+            problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, frozen=frozen)
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
             of_numbers("run of the client returns an update,", update)
@@ -76,11 +84,26 @@ def _compiled(
         if way == "one":
             state = jax.tree.map(lambda s: s[0], states)
             return jax.tree.map(lambda leaf: leaf[None], one(tasks[0], state))
-        if way == "many":
+        if way in ("many", "dealt"):
             return jax.vmap(one)(tasks, states)
         return jax.lax.map(lambda pair: one(*pair), (tasks, states))
 
+    if way == "dealt":
+        places = (WHOLE, CLIENTS, WHOLE, WHOLE, CLIENTS, WHOLE, WHOLE)
+        return jax.jit(partial(_dealt, program, places), static_argnames="capacity")
     return jax.jit(program, static_argnames="capacity")
+
+
+def _dealt(program: Callable[..., Answer], places: Any, *given: Any, capacity: int) -> Answer:
+    """Run a program on every device, on its share of what is in ``places`` for clients."""
+    shared = jax.shard_map(
+        partial(program, capacity=capacity),
+        mesh=mesh(),
+        in_specs=places,
+        out_specs=CLIENTS,
+        check_vma=False,
+    )
+    return shared(*given)
 
 
 def _kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:

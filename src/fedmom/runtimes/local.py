@@ -23,6 +23,7 @@ from fedmom.runtimes.base import Block, Budget, Clients, Scores
 from fedmom.runtimes.client_programs import Answer, ClientTask, Way, compiled
 from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.in_flight import Question
+from fedmom.runtimes.local_devices import on_all, on_first
 from fedmom.runtimes.scoring import ClientRange, Scorer
 
 # Parameters x samples x steps of a client that is not worth handing to another thread, nor a call
@@ -47,8 +48,9 @@ class LocalRuntime(Simulated):
     On a CPU, clients run on worker threads, each in a program of its own: XLA gains little from
     several threads inside one small client. Where there are many, a thread takes a few in one
     call; the shortest all run one after another. On an accelerator, clients run vectorized: one
-    program for many. All give the same up to rounding. A client runs when its reply is waited
-    for, so work that is cancelled costs nothing.
+    program for many; where there are several accelerators, each has a share of them, a copy of
+    the data and of the model. All give the same up to rounding. A client runs when its reply is
+    waited for, so work that is cancelled costs nothing.
 
     Args:
         workload: What is run.
@@ -79,7 +81,11 @@ class LocalRuntime(Simulated):
         self._key = clients_key(workload.seed)
         self._cohort: int | None = None
         self._vectorized = jax.default_backend() != "cpu" if vectorized is None else vectorized
-        ways: tuple[Way, ...] = ("one", "few", "many")
+        devices = len(jax.local_devices()) if self._vectorized else 1
+        self._devices = devices
+        given = self._arrays, workload.frozen  # what clients compute with, besides the broadcast
+        self._given = given if devices == 1 else on_all(given)
+        ways: tuple[Way, ...] = ("one", "few", "many", "dealt")
         self._programs = {way: compiled(workload, way) for way in ways}
         self._sent = 0  # numbers in a broadcast, once that is known
         self._workers = workers or os.cpu_count() or 1
@@ -162,13 +168,15 @@ class LocalRuntime(Simulated):
         if way is None:
             yield from self._threaded(question.broadcast, lr, parts)
             return
+        broadcast = on_all(question.broadcast) if way == "dealt" else question.broadcast
         for part in parts:
-            yield part, self._run(question.broadcast, lr, part, way)
+            yield part, self._run(broadcast, lr, part, way)
 
     def _plan(self, broadcast: Any, tasks: Part) -> tuple[Way | None, Iterator[Part]]:
         """Return the way that clients run (None: on threads), and those that share a call."""
         if self._vectorized:
-            return "many", _parts(tasks, CLIENTS_AT_ONCE, self._cohort)
+            way: Way = "many" if self._devices == 1 else "dealt"
+            return way, _parts(tasks, CLIENTS_AT_ONCE * self._devices, self._cohort)
         product = self._product(broadcast, tasks)
         if product < SHORT:
             return "few", _parts(tasks, FEW_AT_ONCE, self._cohort)
@@ -198,15 +206,19 @@ class LocalRuntime(Simulated):
         return answer
 
     def _run(self, broadcast: Any, lr: float, part: Part, way: Way) -> Answer:
-        return self._programs[way](
+        # Every device needs as many tasks as the others; the last one fills the room, unused.
+        room = -len(part) % self._devices if way == "dealt" else 0
+        tasks = [*part, *[part[-1]] * room]
+        answer = self._programs[way](
             broadcast,
-            self.states.stacked([task.client for task in part], broadcast),
-            self._arrays,
-            np.array(part, np.int32),
+            self.states.stacked([task.client for task in tasks], broadcast),
+            *self._given,
+            np.array(tasks, np.int32),
             self._key,
             lr,
             capacity=max(capacity(self._work, task.size) for task in part),
         )
+        return answer if way != "dealt" else on_first(answer, len(part))
 
     def _task(self, round_: int, client: int) -> ClientTask:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])

@@ -24,6 +24,7 @@ from fedmom.data.federated import Split
 from fedmom.models.adapters import example
 from fedmom.models.base import Model
 from fedmom.models.metrics import Metric, accuracy
+from fedmom.models.variables import whole
 from fedmom.runtimes.base import Scores
 
 CHUNK = 1024  # samples in a call
@@ -49,14 +50,15 @@ class Scorer:
         self._metrics, self._workers = model.metrics, workers or os.cpu_count()
         self._score = _compile_score(model, reader(self._data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
-        self._model, self._fitting = model, set[Form]()
+        self._workload, self._fitting = workload, set[Form]()
 
     def check(self, params: Params) -> None:
         """Refuse parameters that are not this model's."""
         try:
             form = Form.of(params)
             if form not in self._fitting:
-                jax.eval_shape(self._model.apply, params, example(self._data), None)
+                apply, given = self._workload.model.apply, whole(params, self._workload.frozen)
+                jax.eval_shape(apply, given, example(self._data), None)
         except Exception as error:
             raise FedMomError(
                 f"evaluate: params is {short(params)}. It must be parameters of the model, such as"
@@ -113,7 +115,7 @@ class Scorer:
         here = slice(first, first + count)
         rows = plan.positions[here]
         padded = np.pad(rows, (0, room - len(rows)), mode="edge")
-        found = self._score(params, self._arrays, padded)
+        found = self._score(whole(params, self._workload.frozen), self._arrays, padded)
         values = (np.asarray(each)[: len(rows)] for each in found)
         return [v if v.ndim == 1 else _RowSums.of(v, plan.owner[here]) for v in values]
 

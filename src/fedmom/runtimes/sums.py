@@ -54,6 +54,7 @@ class Rows(NamedTuple):
 
 
 Add = Callable[[Sum | None, Rows], Sum]
+Zero = Callable[[], Sum | None]
 
 
 class RunningSum:
@@ -66,10 +67,10 @@ class RunningSum:
     Args:
         add: The compiled sum.
         usual: How many rows there usually are.
-        zero: An empty sum, for what is left of an unusual round; None starts a new one.
+        zero: Makes an empty sum, for what is left of an unusual round; None starts a new one.
     """
 
-    def __init__(self, add: Add, usual: int, zero: Sum | None = None) -> None:
+    def __init__(self, add: Add, usual: int, zero: Zero = lambda: None) -> None:
         self._add, self._usual, self._zero = add, usual, zero
         # At most AT_ONCE, evenly dealt.
         self._group = math.ceil(usual / math.ceil(usual / AT_ONCE))
@@ -86,16 +87,16 @@ class RunningSum:
     def finish(self) -> tuple[Sum | None, Rows]:
         """Return the sum, and the last rows, which are not in it yet."""
         if not self._rows.updates:
-            return self._total or self._zero, self._rows
+            return self._total or self._zero(), self._rows
         rows = self._rows.padded(self._group)
         if self._taken == self._usual:
             return self._total, rows
         if rows.single:
             # In the usual round they are added to a sum, too, unless they are all there is.
-            return self._total or (self._zero if self._usual > self._group else None), rows
+            return self._total or (self._zero() if self._usual > self._group else None), rows
         total = self._total
         for one in zip(*rows, strict=True):
-            total = self._add(total or self._zero, Rows(*((part,) for part in one)))
+            total = self._add(total or self._zero(), Rows(*((part,) for part in one)))
         return total, Rows()
 
 
@@ -104,10 +105,10 @@ class AllRows:
 
     Args:
         usual: How many rows there usually are; other numbers are filled up to a multiple of it.
-        zero: What a round without replies has in their place.
+        zero: Makes what a round without replies has in their place.
     """
 
-    def __init__(self, usual: int, zero: Sum | None = None) -> None:
+    def __init__(self, usual: int, zero: Zero = lambda: None) -> None:
         self._usual, self._zero, self._rows = usual, zero, Rows()
 
     def take(self, update: Params, loss: Any, weights: NDArray[np.float32]) -> None:
@@ -117,7 +118,7 @@ class AllRows:
     def finish(self) -> tuple[Sum | None, Rows]:
         """Return nothing, and the rows; an empty sum if there are none."""
         if not self._rows.updates:
-            return self._zero, self._rows
+            return self._zero(), self._rows
         rows, taken = self._rows.padded(self._usual), self._rows.size
         if taken == self._usual or (rows.single and rows.size == self._usual):
             return None, rows

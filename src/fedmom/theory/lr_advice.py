@@ -344,6 +344,8 @@ def _not_covered_on_clients(experiment: Experiment) -> str:
     config, work, sizes = experiment.config, experiment.work, experiment.data.train.size
     if experiment.model.state is not None:
         return "the model has state that is not trained, such as batch norm's"
+    if experiment.model.adapted is not None:
+        return "a part of the model's parameters is frozen"
     if work.shuffled:
         return "it needs batches drawn at random, not shuffled epochs"
     if callable(work.steps) or callable(work.epochs):

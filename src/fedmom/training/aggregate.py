@@ -22,7 +22,7 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes import sums
 from fedmom.runtimes.base import Block
-from fedmom.runtimes.sums import OWN, AllRows, Rows, RunningSum, Sum
+from fedmom.runtimes.sums import OWN, AllRows, Rows, RunningSum, Sum, Zero
 from fedmom.training.admission import Admitted, culprit
 
 SMALL = 2**16  # numbers of a leaf that is checked together with others
@@ -69,10 +69,10 @@ class Collected:
         rule: How replies are combined.
         programs: The compiled sum and step.
         usual: How many replies a round usually has.
-        zero: An empty sum.
+        zero: Makes an empty sum.
     """
 
-    def __init__(self, rule: Rule, programs: Programs, usual: int, zero: Sum) -> None:
+    def __init__(self, rule: Rule, programs: Programs, usual: int, zero: Zero) -> None:
         self._rule, self._step = rule, programs.step
         is_sum = rule.needs == "sum"
         self._parts = RunningSum(programs.add, usual, zero) if is_sum else AllRows(usual, zero)

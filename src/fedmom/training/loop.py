@@ -258,7 +258,7 @@ class _Rounds:
         forms = tuple(map(Form.of, trees))
         self._sent = sent = forms[-1]
         self._programs = aggregate.compile_programs(method, forms)
-        self._zero = aggregate.empty(method.decoded(trees))
+        self._zero = partial(aggregate.empty, method.decoded(trees))
         self._bytes_down = Form.of(broadcast).bytes
         self._key = stages_key(self._seed)
         self._first = state.round

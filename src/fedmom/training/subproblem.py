@@ -49,6 +49,11 @@ class Subproblem:
                 "Gradients over many clients, for diagnostics and theory, are of models without"
                 " state; this one has some, such as batch norm's. Leave --diagnostics out."
             )
+        if model.adapted is not None:
+            raise FedMomError(
+                "Gradients over many clients, for diagnostics and theory, are of models that are"
+                " trained as a whole; this one has frozen parameters. Leave --diagnostics out."
+            )
         self.clients = cohort(seed, DRAW, data.clients, min(clients, data.clients))
         self.start = data.train.start[self.clients]
         self.size = data.train.size[self.clients]

@@ -118,6 +118,7 @@ class DeviceClient:
             jax.device_put(broadcast, jax.devices()[0]),
             jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._state(broadcast, start)),
             self._arrays,
+            self.workload.frozen,
             np.array([task], np.int32),
             clients_key(self.workload.seed),
             schedules.at(work.lr, round_),

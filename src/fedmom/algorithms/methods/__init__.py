@@ -1,0 +1,1 @@
+"""Methods that are more than a server optimizer, one file each."""
