@@ -268,7 +268,7 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
         config = settings.parse({**DEFAULTS, **values})
         RunFolder.check_free(out)
         asked = DeviceOptions(**options(DeviceRuntime, config.runtime)).checked()
-        data = meet(link, asked.devices, asked.max_samples, _say)
+        data = meet(link, asked, _say)
         experiment = prepare(config, data)
         folder = RunFolder.create(out, experiment.config)
         write_atomic(out / journal.DEVICES, to_json(data))
