@@ -62,7 +62,7 @@ def test_a_server_app_that_is_killed_goes_on_from_its_checkpoint(field, tmp_path
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_goes_on(field, tmp_path):
     field.run("run", *options(**HOW, runtime="flower:devices=3,least=2,deadline=120"))
     begun(field, field.folder / "run", 2)
-    kill(processes(field, field.path / "server", "fedmom.flower.launch"))
+    kill(processes(field, field.path / "server", "fedmom.flower.superlink --host"))
     assert field.finished(patience=LONG) == 0, field.all_printed()
     assert "is restarted" in field.printed("server")
     assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
