@@ -9,9 +9,11 @@ runs/                 a folder for each run
 import base64
 import ipaddress
 import json
+import os
 import re
 import secrets
 import shutil
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ TEMPLATES = {
     "server_app.py.txt": "app/fedmom_app/server_app.py",
     "client_app.py.txt": "app/fedmom_app/client_app.py",
     "nginx.conf": "server/nginx.conf",
+    "fedmom.service": "server/fedmom.service",
     "flower.toml": "server/flwr/config.toml",
 }
 MOST_DEVICES = 10_000
@@ -146,7 +149,15 @@ def _fill(deployment: Deployment, devices: int) -> None:
 
         hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
         certificates.write_server(deployment.server, list(hosts))
-    values = {"server": deployment.server.resolve(), "port": port, "devices": max(1, devices)}
+    write_token(deployment)
+    values = {
+        "server": deployment.server.resolve(),
+        "folder": deployment.path.resolve(),
+        "port": port,
+        "devices": max(1, devices),
+        "user": os.getuid() if hasattr(os, "getuid") else "",
+        "python": sys.executable,
+    }
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     for name, place in TEMPLATES.items():
         text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
