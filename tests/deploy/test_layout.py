@@ -161,11 +161,11 @@ def test_an_address_that_is_none_is_refused(tmp_path, address):
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_the_service_of_the_server_is_one_that_systemd_takes(tmp_path):
     deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
-    file = deployment.server / "fedmom.service"
+    file = deployment.server / "fedmom-server.service"
     done = subprocess.run(
         ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, timeout=60
     )
-    assert "fedmom.service" not in done.stderr
+    assert "fedmom-server.service" not in done.stderr
     assert f"{sys.executable} -m fedmom deploy server {deployment.path}" in file.read_text()
 
 

@@ -5,7 +5,6 @@ The data stay on the device, and what is asked of it is written down in plain wo
 
 import json
 import os
-import secrets
 import subprocess
 import time
 import traceback
@@ -64,7 +63,6 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
         say: Told what is asked of the device, and what leaves it.
     """
     from fedmom.data import locate
-    from fedmom.flower.certificates import write_secret
 
     os.umask(0o077)  # a copy of the data is kept here
     device.path.chmod(0o700)
@@ -77,7 +75,6 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
         f" {device.path / SAID}."
     )
     with locked(device.path):
-        write_secret(device.path / launch.LOCAL_KEY, secrets.token_bytes(32))
         since = time.monotonic()
         while True:
             command = launch.supernode(device, launch.free_port(), str(locate(data)), client)

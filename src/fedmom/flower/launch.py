@@ -22,7 +22,6 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
 }
 SECONDS_TO_END = 15
-LOCAL_KEY = "local.key"  # what a device's own processes know each other by
 LARGEST_LOG = 5_000_000  # bytes; what was logged before is kept in one more file
 
 
@@ -56,7 +55,6 @@ def supernode(device: DeviceFolder, port: int, data: str, client: str | None) ->
     words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     command = [sys.executable, "-m", "fedmom.flower.node", "--superlink", device.address]
     command += ["--host", "127.0.0.1", "--port", str(port), "--node-config", words]
-    command += ["--superexec-auth-secret-file", str(device.path / LOCAL_KEY)]
     if device.insecure:
         return [*command, "--insecure"]
     ca, key = device.path / "ca.pem", device.path / "device.key"

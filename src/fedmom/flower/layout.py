@@ -41,7 +41,7 @@ TEMPLATES = {
     "server_app.py.txt": "app/fedmom_app/server_app.py",
     "client_app.py.txt": "app/fedmom_app/client_app.py",
     "nginx.conf": "server/nginx.conf",
-    "fedmom.service": "server/fedmom.service",
+    "fedmom-server.service": "server/fedmom-server.service",
     "flower.toml": "server/flwr/config.toml",
 }
 MOST_DEVICES = 10_000

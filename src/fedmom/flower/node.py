@@ -14,10 +14,12 @@ server does not answer, and when it does again.
 import contextlib
 import mmap
 import os
+import secrets
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +40,6 @@ MOST_CALLS = 4096  # that are answered at once
 CLIENT_TASK = "flwr-clientapp"
 FOLDER = "FEDMOM_DEVICE"  # the variable that names the device's folder
 SAID = "device.log"
-SECRET = "--superexec-auth-secret-file"
 SECONDS_OVERDUE = 5.0  # of a client's process beyond its message's time
 SECONDS_WITHOUT_ANSWER = 5.0  # of the server, before the owner is told
 
@@ -129,19 +130,28 @@ def main() -> None:
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-    port, secret = (sys.argv[sys.argv.index(name) + 1] for name in ("--port", SECRET))
+    port, secret = sys.argv[sys.argv.index("--port") + 1], _secret()
     worker = [sys.executable, "-m", "fedmom.flower.node", "--work", f"127.0.0.1:{port}"]
+    worker += [str(os.getpid()), f"/dev/fd/{secret}"]
     # It ends with this process, for then the pipe is closed.
-    working = subprocess.Popen([*worker, str(os.getpid()), secret], stdin=subprocess.PIPE)
+    working = subprocess.Popen(worker, stdin=subprocess.PIPE, pass_fds=[secret])
     threading.Thread(target=_end_with, args=(working,), daemon=True).start()
     setattr(start_client_internal, "time", EagerTime(_caller(working)))  # noqa: B010
     finish = InMemoryNodeState.finish_task
     setattr(InMemoryNodeState, "finish_task", _finishing(finish))  # noqa: B010
     unary, connection = FleetHttpClient._unary_unary, Connection(say)
     setattr(FleetHttpClient, "_unary_unary", _method(partial(connection.call, unary)))  # noqa: B010
-    sys.argv += ["--isolation", "process"]
+    sys.argv += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{secret}"]
     start_parent_process_monitor(parent)  # it ends with who has started it
     flower_supernode()
+
+
+def _secret() -> int:
+    """Return a file without a name, with what this process and its worker know each other by."""
+    with tempfile.TemporaryFile() as file:
+        file.write(secrets.token_bytes(32))
+        file.flush()
+        return os.dup(file.fileno())
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
