@@ -11,7 +11,7 @@ import stat
 
 import httpx
 import pytest
-from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -203,6 +203,19 @@ def test_a_run_outlives_kills_of_its_command_and_its_server_app(field):
     trained = [e["round"] for e in lines(out, "devices.jsonl") if e["event"] == "answered"]
     assert all(trained.count(row["round"]) == 3 for row in saved[:-1])
     assert "followed from here on" in plain(field.printed("again"))
+
+
+def test_a_run_that_its_command_stops_is_not_started_again(field):
+    out = field.folder / "stopped"
+    how = options(**{"rounds": 500, "clients-per-round": 3, "eval-every": 1000}, runtime=RUNTIME)
+    field.run("stopped", *how, name="stopped")
+    field.wait(lambda: lines(out, "rounds.jsonl"), "a round")
+    assert field.end("stopped") == 130
+    assert "nothing is lost" in plain(field.printed("stopped"))
+    with Control(field.deployment) as control:
+        runs = control._client.ListRuns(ListRunsRequest()).run_dict.values()
+        assert {run.status.status for run in runs} == {"finished"}
+    assert not list((field.deployment.server / "running").glob("*"))
 
 
 def test_keys_are_followed_one_by_one(field):

@@ -58,6 +58,14 @@ def find(deployment: Deployment, out: Path) -> Order | None:
     return _read(_file(deployment, out))
 
 
+def forget(deployment: Deployment, out: Path) -> Order | None:
+    """Let the server no longer look after a run; return what it was."""
+    file = _file(deployment, out)
+    order = _read(file)
+    remove_file(file)
+    return order
+
+
 def done(out: Path) -> int:
     """Return the rounds of a run's newest checkpoint."""
     return RunFolder(out).saved_round() or 0
@@ -109,7 +117,10 @@ class Supervisor:
             return
         self._say(f"The server app of {out} has died ({status.details}). It is restarted.")
         run = self._control.start({**order.settings, OUT: order.out})
-        replace(order, run=run, tries=order.tries - 1).write(self._deployment)
+        if file.exists():
+            replace(order, run=run, tries=order.tries - 1).write(self._deployment)
+        else:  # somebody has stopped it meanwhile
+            self._control.stop(run)
 
 
 def _folder(deployment: Deployment) -> Path:

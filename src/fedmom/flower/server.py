@@ -38,6 +38,7 @@ from fedmom.runtimes.devices.runtime import DeviceRuntime
 LOG = "superlink.log"
 SECONDS_TO_START = 90.0
 SECONDS_BETWEEN_LOOKS = 2.0
+LOOKS_IN_VAIN = 3  # after which that is said
 FEWEST_SECONDS = 10.0  # a SuperLink that ends sooner does so again
 RUN_LOOKS = 1.0  # seconds between two looks at a run
 SECONDS_WITHOUT_SERVER = 120.0
@@ -88,10 +89,16 @@ def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say
         )
         say(f"The server is ready at {deployment.address}. It lets in: {known}.")
         supervisor = Supervisor(deployment, control, say)
+        failed = 0
         while process.poll() is None:
-            with contextlib.suppress(FedMomError):  # the SuperLink is busy, or ends
+            try:
                 door.look()
                 supervisor.look()
+                failed = 0
+            except FedMomError as error:  # the SuperLink is busy, or ends
+                failed += 1
+                if failed == LOOKS_IN_VAIN:
+                    say(f"Keys and runs cannot be looked after at present. {error}")
             launch.shorten(deployment.server / LOG)
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -159,26 +166,37 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
         else:
             order = running.Order(control.start({**given, OUT: str(out)}), str(out), given)
             order.write(deployment)
-        while True:
-            try:
+        try:
+            while order is not None:
                 ended = _followed(control, order.run, say)
-            except KeyboardInterrupt:
+                order = _next(deployment, order, ended, note)
+        except KeyboardInterrupt:
+            order = running.forget(deployment, out)  # first: the server is not to start it again
+            if order is not None and control.run(order.run).status not in running.ENDED:
                 control.stop(order.run)
-                raise
-            if ended.status == "completed":
-                return
-            if ended.status == "stopped":
-                raise FedMomError(
-                    f"The run was stopped, after {running.done(out)} rounds. Nothing is lost:"
-                    f" resume it with the same --out {out}."
-                )
-            if ended.details.startswith(running.EXCEPTION):
-                raise FedMomError(ended.details.removeprefix(running.EXCEPTION))
-            order = _restarted(deployment, out, order)
-            note(
-                f"The run's server app has died ({ended.details or ended.status}). It is"
-                f" restarted, and resumes after {running.done(out)} rounds."
-            )
+            raise
+
+
+def _next(
+    deployment: Deployment, order: running.Order, ended: RunStatus, note: Say
+) -> running.Order | None:
+    """Return the run that continues one whose server app has died; None for one that is done."""
+    out = Path(order.out)
+    if ended.status == "completed":
+        return None
+    if ended.status == "stopped":
+        raise FedMomError(
+            f"The run was stopped, after {running.done(out)} rounds. Nothing is lost: resume it"
+            f" with the same --out {out}."
+        )
+    if not running.has_died(ended):
+        raise FedMomError(ended.details.removeprefix(running.EXCEPTION))
+    restarted = _restarted(deployment, out, order)
+    note(
+        f"The run's server app has died ({ended.details or ended.status}). It is restarted, and"
+        f" resumes after {running.done(out)} rounds."
+    )
+    return restarted
 
 
 def _is_live(control: Control, run: int) -> bool:
