@@ -92,11 +92,13 @@ class Connection:
         import httpx
 
         thread = threading.get_ident()
-        self._since[thread] = time.monotonic()
+        if "object" not in request["path"]:  # parts of a model, which may take long
+            self._since[thread] = time.monotonic()
         try:
             answer = unary(client, **request)
         except httpx.TransportError as error:
-            self._lose(f"{type(error).__name__}: {error}")
+            if "ssl" not in str(error).lower():  # the program ends, and says why
+                self._lose(f"{type(error).__name__}: {error}")
             raise
         finally:
             self._since.pop(thread, None)
@@ -208,7 +210,7 @@ def _end_with(worker: "subprocess.Popen[bytes]") -> None:
 
 
 @dataclass
-class Client:
+class ClientProcess:
     """A client's process.
 
     Args:
@@ -263,7 +265,7 @@ def work(address: str, parent: int, secret: Path) -> None:
         retry_invoker=make_simple_http_retry_invoker(),
     )
     request = AcquireTaskRequest(supported_task_types=[CLIENT_TASK])
-    clients: dict[int, Client] = {}
+    clients: dict[int, ClientProcess] = {}
     while os.read(0, MOST_CALLS):
         # All that there are: a message of a run that died meanwhile has a task, too, whose process
         # waits for content that never comes.
@@ -274,7 +276,7 @@ def work(address: str, parent: int, secret: Path) -> None:
                 pull = handler.pull_task_input
                 setattr(handler, "pull_task_input", lambda it: _timed(pull(it), late))  # noqa: B010, B023
                 handler.run_clientapp(address, task.token, True, parent_pid=parent)
-            clients[pid] = Client(pid, task.token, late)
+            clients[pid] = ClientProcess(pid, task.token, late)
         _look_after(clients, address)
 
 
@@ -284,7 +286,7 @@ def _timed(taken: Any, late: mmap.mmap) -> Any:
     return taken
 
 
-def _look_after(clients: dict[int, Client], address: str) -> None:
+def _look_after(clients: dict[int, ClientProcess], address: str) -> None:
     """End processes whose time is over, and report those that have died."""
     for it in clients.values():
         if it.is_late() and not it.ended:
