@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -229,7 +230,10 @@ def test_a_run_whose_server_app_dies_at_once_is_not_restarted_for_ever(tmp_path)
     for _ in range(2 * running.TRIES):
         supervisor.look()
     assert control.started == [{"rounds": 3, "out": str(out)}] * running.TRIES
-    assert "died 5 times without a round" in running.find(deployment, out).fault
+    given_up = running.find(deployment, out)
+    assert "died 5 times without a round" in given_up.fault
+    assert not server._is_live(control, given_up)  # the next command starts it anew
+    assert server._is_live(control, replace(given_up, fault=""))
     assert len(said) == running.TRIES
     for status in (RunStatus("stopped", ""), RunStatus("failed", running.EXCEPTION + "no")):
         running.Order(7, str(out), {}).write(deployment)
@@ -237,6 +241,23 @@ def test_a_run_whose_server_app_dies_at_once_is_not_restarted_for_ever(tmp_path)
         supervisor.look()
         assert running.find(deployment, out) is None
     assert len(control.started) == running.TRIES
+
+
+def test_a_run_that_cannot_be_looked_after_keeps_no_other_from_it(tmp_path):
+    class Unknown(NoServer):
+        def run(self, number):
+            if number == 1:
+                raise FedMomError("there is no such run")
+            return super().run(number)
+
+    deployment, control = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0), Unknown()
+    for number in (1, 2, 1):
+        for name in "abc":
+            running.Order(number, str(tmp_path / f"{name}{number}"), {}).write(deployment)
+    with pytest.raises(FedMomError, match="no such run"):
+        running.Supervisor(deployment, control, print).look()
+    assert {values["out"][-1] for values in control.started} == {"2"}
+    assert len(control.started) == 3
 
 
 def test_a_folder_that_holds_a_deployment_is_left_alone(tmp_path):

@@ -91,13 +91,19 @@ class Supervisor:
         self._deployment, self._control, self._say = deployment, control, say
 
     def look(self) -> None:
-        """Look after every run."""
+        """Look after every run, each by itself."""
+        faults = []
         for file in sorted(_folder(self._deployment).glob("*.json")):
             order = _read(file)
             if order is None:
                 remove_file(file)
             elif not order.fault:
-                self._look_after(file, order)
+                try:
+                    self._look_after(file, order)
+                except FedMomError as error:
+                    faults.append(error)
+        if faults:
+            raise faults[0]
 
     def _look_after(self, file: Path, order: Order) -> None:
         status = self._control.run(order.run)

@@ -98,7 +98,7 @@ def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say
             except FedMomError as error:  # the SuperLink is busy, or ends
                 failed += 1
                 if failed == LOOKS_IN_VAIN:
-                    say(f"Keys and runs cannot be looked after at present. {error}")
+                    say(f"The server cannot look after all keys or runs at present. {error}")
             launch.shorten(deployment.server / LOG)
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -161,7 +161,7 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
         note(f"{out} keeps the settings it was started with, so these are ignored: {unused}.")
     with Control(deployment) as control:
         order = running.find(deployment, out)
-        if order is not None and _is_live(control, order.run):
+        if order is not None and _is_live(control, order):
             note("The run is under way already, and is followed from here on.")
         else:
             order = running.Order(control.start({**given, OUT: str(out)}), str(out), given)
@@ -199,10 +199,12 @@ def _next(
     return restarted
 
 
-def _is_live(control: Control, run: int) -> bool:
+def _is_live(control: Control, order: running.Order) -> bool:
     """Return whether a run goes on, or will be restarted by the server."""
+    if order.fault:
+        return False
     with contextlib.suppress(FedMomError):  # the server knows no such run
-        found = control.run(run)
+        found = control.run(order.run)
         return found.status not in running.ENDED or running.has_died(found)
     return False
 
