@@ -168,6 +168,11 @@ def _net() -> tuple[Any, Any]:
     return lambda _key: jnp.zeros((60, 10)), lambda w, x, _key: x @ w
 
 
+@functools.cache
+def _linear() -> fedmom.Model:
+    return fedmom.model(_net(), data())
+
+
 def _trained(runtime: Any, **how: Any) -> Any:
     """Train, and take what comes: ``fedmom.train`` is a generator."""
     return list(fedmom.train(runtime, **how))
@@ -221,6 +226,12 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
     @functools.cache
     def runs() -> fedmom.Runs:
         return fedmom.compare(["fedavg"], **small | {"out": str(folder / "several")})
+
+    @functools.cache
+    def weights() -> str:
+        model = _linear()
+        kept = fedmom.run(**small | {"out": str(folder / "linear"), "model": model})
+        return str(kept.export() / "model.safetensors")
 
     def method(owner: Callable[[], Any], called: str, /, **given: Any) -> Callable[[], Call]:
         return lambda: Call(getattr(owner(), called), given)
@@ -327,6 +338,23 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
             fedmom.model, {"net": _net(), "data": data(), "metrics": ["accuracy"], "loss": None}
         ),
         "Model": of(fedmom.Model, init=_net()[0], apply=_net()[1]),
+        "Adapted": lambda: Call(
+            fedmom.Adapted,
+            {"base": _linear(), "init": _net()[0], "frozen": _net()[0]}
+            | {"merge": lambda trained, frozen: trained + frozen},
+        ),
+        "lora": lambda: Call(
+            fedmom.lora,
+            {"model": _linear(), "rank": 2, "alpha": 4.0, "targets": "*", "train": ""},
+        ),
+        "frozen": lambda: Call(
+            fedmom.frozen, {"model": fedmom.build_model("mlp", data().features), "train": "2/*"}
+        ),
+        "bfloat16": lambda: Call(fedmom.bfloat16, {"model": _linear()}),
+        "pretrained": lambda: Call(
+            fedmom.pretrained, {"model": _linear(), "file": weights(), "sha256": ""}
+        ),
+        "diloco": of(fedmom.diloco, steps=1, batch_size=2),
         "Metric": of(fedmom.Metric, name="right", per_sample=lambda *given: given[0]),
         "LocalRuntime": lambda: Call(
             fedmom.LocalRuntime, {"workload": _workload(), "workers": 1, "vectorized": None}

@@ -129,7 +129,8 @@ def _adapted(
     rest = {name: shape for name, shape in shapes.items() if name not in whole}
     changed = _changed(what, targets, rank, rest)
     if not (whole or changed):
-        raise FedMomError(f"{what} trains nothing. Name parameters: {listed(names)}.")
+        where = "train=" if what == "frozen" else "targets= or train="
+        raise FedMomError(f"{what} trains nothing. Name parameters in {where}: {listed(names)}.")
 
     def named(key: jax.Array) -> tuple[Any, dict[str, Any]]:
         params = model.init(key)
