@@ -168,11 +168,6 @@ def _net() -> tuple[Any, Any]:
     return lambda _key: jnp.zeros((60, 10)), lambda w, x, _key: x @ w
 
 
-@functools.cache
-def _linear() -> fedmom.Model:
-    return fedmom.model(_net(), data())
-
-
 def _trained(runtime: Any, **how: Any) -> Any:
     """Train, and take what comes: ``fedmom.train`` is a generator."""
     return list(fedmom.train(runtime, **how))
@@ -217,6 +212,10 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         return fedmom.run(**small | {"out": str(folder / "kept")})
 
     @functools.cache
+    def exported() -> Path:
+        return run().export(folder / "weights")
+
+    @functools.cache
     def texts() -> fedmom.Run:
         data = fedmom.from_texts(["abc" * 9, "cba" * 9], client_ids=[0, 1], window=3)
         return fedmom.run(
@@ -226,12 +225,6 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
     @functools.cache
     def runs() -> fedmom.Runs:
         return fedmom.compare(["fedavg"], **small | {"out": str(folder / "several")})
-
-    @functools.cache
-    def weights() -> str:
-        model = _linear()
-        kept = fedmom.run(**small | {"out": str(folder / "linear"), "model": model})
-        return str(kept.export() / "model.safetensors")
 
     def method(owner: Callable[[], Any], called: str, /, **given: Any) -> Callable[[], Call]:
         return lambda: Call(getattr(owner(), called), given)
@@ -340,21 +333,32 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "Model": of(fedmom.Model, init=_net()[0], apply=_net()[1]),
         "Adapted": lambda: Call(
             fedmom.Adapted,
-            {"base": _linear(), "init": _net()[0], "frozen": _net()[0]}
+            {"base": _workload().model, "init": _net()[0], "frozen": _net()[0]}
             | {"merge": lambda trained, frozen: trained + frozen},
         ),
+        "bfloat16": lambda: Call(fedmom.bfloat16, {"model": _workload().model}),
+        "frozen": lambda: Call(fedmom.frozen, {"model": _workload().model, "train": "0/w"}),
         "lora": lambda: Call(
             fedmom.lora,
-            {"model": _linear(), "rank": 2, "alpha": 4.0, "targets": "*", "train": ""},
+            {"model": _workload().model, "rank": 2, "alpha": 8.0, "targets": "*", "train": ""},
         ),
-        "frozen": lambda: Call(
-            fedmom.frozen, {"model": fedmom.build_model("mlp", data().features), "train": "2/*"}
-        ),
-        "bfloat16": lambda: Call(fedmom.bfloat16, {"model": _linear()}),
         "pretrained": lambda: Call(
-            fedmom.pretrained, {"model": _linear(), "file": weights(), "sha256": ""}
+            fedmom.pretrained,
+            {"model": _workload().model, "file": f"{exported()}/model.safetensors", "sha256": ""},
         ),
-        "diloco": of(fedmom.diloco, steps=1, batch_size=2),
+        "diloco": of(
+            fedmom.diloco,
+            learning_rate=0.7,
+            momentum=0.9,
+            lr=4e-4,
+            steps=2,
+            batch_size=2,
+            warmup=3,
+            weight_decay=0.1,
+            b1=0.9,
+            b2=0.99,
+            accumulate=1,
+        ),
         "Metric": of(fedmom.Metric, name="right", per_sample=lambda *given: given[0]),
         "LocalRuntime": lambda: Call(
             fedmom.LocalRuntime, {"workload": _workload(), "workers": 1, "vectorized": None}

@@ -129,8 +129,10 @@ def _adapted(
     rest = {name: shape for name, shape in shapes.items() if name not in whole}
     changed = _changed(what, targets, rank, rest)
     if not (whole or changed):
-        where = "train=" if what == "frozen" else "targets= or train="
-        raise FedMomError(f"{what} trains nothing. Name parameters in {where}: {listed(names)}.")
+        raise FedMomError(
+            f"{what} trains nothing: {'targets= and ' * bool(rank)}train= name no parameter. There"
+            f" are: {listed(names)}."
+        )
 
     def named(key: jax.Array) -> tuple[Any, dict[str, Any]]:
         params = model.init(key)
