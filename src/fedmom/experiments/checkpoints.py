@@ -198,6 +198,8 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
         return unpacked(content)
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}") from None
+    except FedMomError:
+        raise
     except ValueError as error:
         raise FedMomError(f"{path} is damaged: {error}".rstrip(".")) from None
 

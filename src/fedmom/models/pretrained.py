@@ -80,7 +80,8 @@ def _content(file: str) -> bytes:
 
 
 def _tensors(file: str) -> dict[str, Any]:
+    content = _content(file)
     try:
-        return unpacked(_content(file))
+        return unpacked(content)
     except ValueError as error:
         raise FedMomError(f"{file} is not a safetensors file: {error}.") from None
