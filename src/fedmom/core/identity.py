@@ -218,6 +218,9 @@ def _parts(value: Any, seen: Seen, *, in_list: bool = False) -> Iterator[bytes]:
         yield f"import {importable(value)}".encode()
     elif type(value) is np.ndarray or isinstance(value, np.generic | _jax_array()):
         yield from _array(value, seen)
+    elif isinstance(value, _torch_tensor()):
+        yield f"requires_grad {value.requires_grad}".encode()
+        yield from _array(value.detach().cpu().numpy(), seen)
     else:
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
         is_list = isinstance(value, list | tuple)
@@ -418,6 +421,11 @@ def _array(value: Any, seen: Seen) -> Iterator[bytes]:
 def _jax_array() -> Any:
     """Return the class of JAX's arrays; none can be met where JAX is not loaded."""
     return getattr(sys.modules.get("jax"), "Array", np.generic)
+
+
+def _torch_tensor() -> Any:
+    """Return the class of PyTorch's tensors; none can be met where PyTorch is not loaded."""
+    return getattr(sys.modules.get("torch"), "Tensor", ())
 
 
 def _linen_module() -> Any:

@@ -1,5 +1,6 @@
 """Nets of flax, equinox and haiku, and plain functions, as models."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ def model(
     metrics: Sequence[str | Metric | Callable[..., jax.Array]] | None = None,
     state: StateChoice = "average",
     has_state: bool = False,
+    convert: bool = True,
 ) -> Model:
     """Make a model of a net of flax, equinox or haiku, or of two plain functions.
 
@@ -61,6 +63,7 @@ def model(
             scale and shift, as in FedBN (Li et al. 2021).
         has_state: A pair of plain functions has state: ``init(key) -> params, state`` and
             ``apply(params, state, x, key) -> outputs, state``.
+        convert: False leaves a PyTorch module what it is, for the runtime ``torch``.
 
     Returns:
         The model.
@@ -83,7 +86,7 @@ def model(
             raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
         found = build(net, features)
     else:
-        found = of_net(net, features, example(data), state, has_state=has_state)
+        found = of_net(net, features, example(data), state, has_state=has_state, convert=convert)
     own = pick(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     measured = found.metrics if metrics is None else _metrics(metrics)
     return found._replace(loss=own or found.loss, metrics=measured)
@@ -96,6 +99,7 @@ def of_net(
     state: StateChoice = "average",
     *,
     has_state: bool = False,
+    convert: bool = True,
 ) -> Model:
     """Make a model of a net, with the loss and metrics of the data's task.
 
@@ -105,15 +109,39 @@ def of_net(
         x: A batch of inputs, for its shape and type.
         state: As for ``model``.
         has_state: As for ``model``.
+        convert: As for ``model``.
     """
+    loss, metrics = TASKS[features.task]
+    if not convert:
+        return _unconverted(net, features, x, state)._replace(loss=loss, metrics=metrics)
 
     def made(x: NDArray[Any]) -> Model:
         return _model(_net(net, jnp.asarray(x), has_state=has_state), state)
 
     gray = features.kind == "image" and len(features.shape) == 2
     found = with_channel(made, x) if gray else made(x)
-    loss, metrics = TASKS[features.task]
     return found._replace(loss=loss, metrics=metrics)
+
+
+def _unconverted(net: Any, features: Features, x: NDArray[Any], state: StateChoice) -> Model:
+    """Return the model of a PyTorch module that stays what it is."""
+    if not is_torch(net):
+        raise FedMomError(
+            f"net is {short(net)}. The runtime torch, and convert=False, are for a torch.nn.Module."
+        )
+    if state != "average":
+        raise FedMomError(
+            f'state "{state}" is not for a module that is trained in PyTorch. Leave it out.'
+        )
+    from fedmom.models.torch_modules import of_module
+
+    return of_module(net, features, x)
+
+
+def is_torch(net: Any) -> bool:
+    """Return whether a net is a PyTorch module, without importing torch, which takes seconds."""
+    modules = sys.modules.get("torch.nn")
+    return modules is not None and isinstance(net, modules.Module)
 
 
 def example(data: FederatedData | Features, *, integers: bool = False) -> NDArray[Any]:
