@@ -1,6 +1,5 @@
 """Nets of flax, equinox and haiku, and plain functions, as models."""
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -111,37 +110,16 @@ def of_net(
         has_state: As for ``model``.
         convert: As for ``model``.
     """
-    loss, metrics = TASKS[features.task]
     if not convert:
-        return _unconverted(net, features, x, state)._replace(loss=loss, metrics=metrics)
+        return _unconverted(net, features, x, state)
 
     def made(x: NDArray[Any]) -> Model:
         return _model(_net(net, jnp.asarray(x), has_state=has_state), state)
 
     gray = features.kind == "image" and len(features.shape) == 2
     found = with_channel(made, x) if gray else made(x)
+    loss, metrics = TASKS[features.task]
     return found._replace(loss=loss, metrics=metrics)
-
-
-def _unconverted(net: Any, features: Features, x: NDArray[Any], state: StateChoice) -> Model:
-    """Return the model of a PyTorch module that stays what it is."""
-    if not is_torch(net):
-        raise FedMomError(
-            f"net is {short(net)}. The runtime torch, and convert=False, are for a torch.nn.Module."
-        )
-    if state != "average":
-        raise FedMomError(
-            f'state "{state}" is not for a module that is trained in PyTorch. Leave it out.'
-        )
-    from fedmom.models.torch_modules import of_module
-
-    return of_module(net, features, x)
-
-
-def is_torch(net: Any) -> bool:
-    """Return whether a net is a PyTorch module, without importing torch, which takes seconds."""
-    modules = sys.modules.get("torch.nn")
-    return modules is not None and isinstance(net, modules.Module)
 
 
 def example(data: FederatedData | Features, *, integers: bool = False) -> NDArray[Any]:
@@ -155,6 +133,22 @@ def example(data: FederatedData | Features, *, integers: bool = False) -> NDArra
         return example(data.features, integers=has_integers(data))
     whole = integers or data.kind == "text"
     return np.zeros((1, *data.shape), np.int32 if whole else np.float32)
+
+
+def _unconverted(net: Any, features: Features, x: NDArray[Any], state: StateChoice) -> Model:
+    """Return the model of a PyTorch module that stays what it is."""
+    if "torch" not in _homes(type(net)):
+        raise FedMomError(
+            f"net is {short(net)}. The runtime torch, and convert=False, are for a torch.nn.Module."
+        )
+    if state != "average":
+        raise FedMomError(
+            f'state "{state}" is not for a module that is trained in PyTorch. Leave it out.'
+        )
+    from fedmom.models.torch_modules import of_module
+
+    loss, metrics = TASKS[features.task]
+    return of_module(net, features, x)._replace(loss=loss, metrics=metrics)
 
 
 def has_integers(data: FederatedData) -> bool:

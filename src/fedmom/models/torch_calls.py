@@ -17,10 +17,6 @@ def given(x: torch.Tensor, channels: Channels) -> torch.Tensor:
     Args:
         x: The batch as FedMom has it: images are (N, height, width), or with channels behind them.
         channels: Where the channels are; "absent" adds an axis of one channel.
-
-    Examples:
-        >>> given(torch.zeros(5, 28, 28, 3), "last").shape
-        torch.Size([5, 3, 28, 28])
     """
     if channels == "last":
         return x.permute(0, 3, 1, 2)
@@ -30,7 +26,7 @@ def given(x: torch.Tensor, channels: Channels) -> torch.Tensor:
 def outputs(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Apply a module; of what Hugging Face's models return, the logits count."""
     found = module(x)
-    return getattr(found, "logits", found)
+    return found if isinstance(found, torch.Tensor) else getattr(found, "logits", found)
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> LossSum:

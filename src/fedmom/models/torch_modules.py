@@ -32,13 +32,6 @@ class TorchModule:
     Args:
         module: The module.
         channels: Where the channels of its inputs are in the data, if they are images.
-
-    Examples:
-        >>> layer = torch.nn.Linear(2, 1, bias=False)
-        >>> torch.nn.init.ones_(layer.weight).shape
-        torch.Size([1, 2])
-        >>> TorchModule(layer)(None)["weight"].tolist()
-        [[1.0, 1.0]]
     """
 
     module: torch.nn.Module

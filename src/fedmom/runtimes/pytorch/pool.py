@@ -159,6 +159,7 @@ class Pool:
         lost = self._workers[at]
         code = lost.process.wait()
         lost.connection.close()
+        _close(lost.process)
         self._processes.remove(lost.process)
         if not lost.is_ready:
             raise FedMomError(
@@ -216,5 +217,9 @@ def _end(processes: list["subprocess.Popen[bytes]"]) -> None:
         process.kill()
     for process in processes:
         process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        _close(process)
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()

@@ -29,6 +29,7 @@ from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.pytorch import memory, setting_up
 from fedmom.runtimes.pytorch.memory import Memory
 from fedmom.runtimes.pytorch.pool import AHEAD, Job, Pool
+from fedmom.runtimes.pytorch.worker import Answer as Reply
 from fedmom.runtimes.pytorch.worker import Scoring, Training
 from fedmom.runtimes.scoring import Scorer, compile_measures
 
@@ -44,9 +45,7 @@ class _Ticket:
     client: int
     model: int
     result: int
-    loss: float | None = None
-    reason: str = ""
-    is_done: bool = False
+    answer: Reply | None = None
     is_cancelled: bool = False
 
 
@@ -77,18 +76,6 @@ class TorchRuntime(Simulated):
     Args:
         workload: What is run; its model is a PyTorch module, and its clients do local training.
         workers: Processes, of one thread each; by default one per core.
-
-    Examples:
-        >>> import torch, fedmom
-        >>> data = fedmom.load_data("synthetic:clients=4")
-        >>> model = fedmom.model(torch.nn.Linear(60, 10), data, convert=False)
-        >>> work = fedmom.LocalWork(lr=0.01, steps=2)
-        >>> workload = fedmom.Workload(data, model, fedmom.Algorithm(fedmom.servers.fedavg(), work))
-        >>> runtime = TorchRuntime(workload, workers=1)
-        >>> runtime.ask(0, np.array([1, 3]), fedmom.start(workload).params)
-        >>> [block.clients.tolist() for block in runtime.replies()]
-        [[1], [3]]
-        >>> runtime.close()
     """
 
     def __init__(self, workload: Workload, *, workers: int | None = None) -> None:
@@ -99,8 +86,8 @@ class TorchRuntime(Simulated):
         super().__init__(workload, Scorer(workload, {}, count, score=self._score))
         self._arrays = place(self._data.arrays)
         self._key = clients_key(workload.seed)
-        self._words = np.asarray(jax.random.key_data(self._key))
-        self._program = _compiled(self._client)
+        self._words: dict[Question, dict[int, Any]] = {}  # the keys of its clients
+        self._program = None if workload.method.is_plain else _compiled(self._client)
         self._measures = compile_measures(workload.model, reader(self._data.features))
         self._layout = {**parts.setup.params, **parts.setup.buffers}
         self._tickets: dict[tuple[Question, int], _Ticket] = {}
@@ -141,7 +128,7 @@ class TorchRuntime(Simulated):
             question = self._asked[0]
             self._hand_out()
             ticket = self._tickets[question, question.clients[0]]
-            while not ticket.is_done:
+            while ticket.answer is None:
                 if not self._receive(timeout):
                     return
                 self._hand_out()
@@ -149,17 +136,17 @@ class TorchRuntime(Simulated):
             reply = self._taken(ticket)
             if not question.clients:
                 self._asked.popleft()
-                self._check_any(question, reply)
+                self._finish(question, reply)
             yield reply
 
     def cancel(self) -> None:
         """Forget everybody who was asked; what workers are doing is not used."""
         for ticket in self._tickets.values():
             ticket.is_cancelled = True
-            if ticket.is_done:
+            if ticket.answer is not None:
                 self._results.append(ticket.result)
-        self._tickets.clear()
-        self._answered.clear()
+        for known in (self._tickets, self._answered, self._words):
+            known.clear()
         super().cancel()
 
     @checked
@@ -194,26 +181,38 @@ class TorchRuntime(Simulated):
         """Give clients to the workers, in order, as many as they have room for."""
         room = min(self._pool.room, len(self._results))
         for question in self._asked if room else ():
-            lr = schedules.at(self._work.lr, question.round)
             for client in question.clients:
                 if (question, client) in self._tickets:
                     continue
                 if not room:
                     return
                 room -= 1
-                self._submit(question, client, lr)
+                self._submit(question, client)
 
-    def _submit(self, question: Question, client: int, lr: float) -> None:
-        model = self._model_of(question, _model_in(question.broadcast))
-        ticket = _Ticket(question, client, model, self._results.pop())
+    def _submit(self, question: Question, client: int) -> None:
+        slot = self._model_of(question, _model_in(question.broadcast))
+        ticket = _Ticket(question, client, slot, self._results.pop())
         self._tickets[question, client] = ticket
-        self._models.users[model] += 1
+        self._models.users[slot] += 1
         start, size = (int(each[client]) for each in self._data.train)
-        steps = self._work.count(question.round, size)
-        high, low = folded(folded(self._words, question.round), client).ravel().tolist()
-        base = self._models.base(model)
-        message = Training(base, ticket.result, (high, low), start, size, steps, lr)
-        self._pool.submit(Job(message, ticket))
+        task = Training(
+            model=self._models.base(slot),
+            result=ticket.result,
+            words=self._words_of(question)[client],
+            start=start,
+            size=size,
+            steps=self._work.count(question.round, size),
+            lr=schedules.at(self._work.lr, question.round),
+        )
+        self._pool.submit(Job(task, ticket))
+
+    def _words_of(self, question: Question) -> dict[int, Any]:
+        """Return the keys of clients in a round, as two words each."""
+        if question not in self._words:
+            key, clients = np.asarray(jax.random.key_data(self._key)), list(question.clients)
+            words = folded(folded(key, question.round), clients).T.tolist()
+            self._words[question] = dict(zip(clients, map(tuple, words), strict=True))
+        return self._words[question]
 
     def _model_of(self, owner: Any, params: Params) -> int:
         """Return which slot holds a model, and put it there if none does."""
@@ -231,7 +230,7 @@ class TorchRuntime(Simulated):
         for job, answer in answered or ():
             ticket = job.owner
             self._models.users[ticket.model] -= 1
-            ticket.is_done, ticket.loss, ticket.reason = True, answer.loss, answer.reason
+            ticket.answer = answer
             if ticket.is_cancelled:
                 self._results.append(ticket.result)
         return answered is not None
@@ -239,35 +238,35 @@ class TorchRuntime(Simulated):
     def _taken(self, ticket: _Ticket) -> Block | Failure:
         """Return a client's reply, as its method makes it of what it has trained."""
         del self._tickets[ticket.question, ticket.client]
-        client, question = ticket.client, ticket.question
-        if ticket.loss is None:
+        client, question, answer = ticket.client, ticket.question, ticket.answer
+        assert answer is not None
+        if answer.loss is None:
             self._results.append(ticket.result)
-            return Failure(client, ticket.reason, question.round)
+            return Failure(client, answer.reason, question.round)
         self._answered.add(question)
         found = self._shared.arrays(self._layout, ticket.result)
-        copies = {name: array.copy() for name, array in found.items()}
+        result = {name: array[None].copy() for name, array in found.items()}
         self._results.append(ticket.result)
-        trained = _model_in(question.broadcast)
-        names = trained.trained if isinstance(trained, Variables) else trained
-        params = {name: copies.pop(name) for name in names}
-        states = self.states.stacked([client], question.broadcast)
-        numbers = np.array([question.round, client], np.int32)
-        loss: Any = np.float32(ticket.loss)
-        update, states, metrics = self._program(
-            question.broadcast, states, Trained(params, copies, loss), self._key, numbers
-        )
         clients = np.array([client])
-        self.states.put(clients, states)
-        samples = self._data.train.size[clients]
-        return Block(clients, update, samples, metrics, question.round)
+        update: Params = result
+        metrics: dict[str, Any] = {"loss": _one(answer.loss), "norm": _one(answer.norm)}
+        if self._program is not None:
+            states = self.states.stacked([client], question.broadcast)
+            numbers = np.array([question.round, client], np.int32)
+            update, states, metrics = self._program(
+                question.broadcast, states, result, metrics["loss"], self._key, numbers
+            )
+            self.states.put(clients, states)
+        return Block(clients, update, self._data.train.size[clients], metrics, question.round)
 
-    def _check_any(self, question: Question, last: Block | Failure) -> None:
-        """End where all clients of a question have failed: other rounds would be like this one."""
+    def _finish(self, question: Question, last: Block | Failure) -> None:
+        """Forget a question; if all of its clients have failed, others would, too: end."""
         if question not in self._answered and isinstance(last, Failure):
             raise FedMomError(
                 f"All clients of round {question.round + 1} failed. The last: {last.reason}."
             )
         self._answered.discard(question)
+        self._words.pop(question, None)
 
     def _score(
         self, _params: Params, _arrays: Any, positions: NDArray[np.int32]
@@ -322,20 +321,31 @@ def _rows(form: Sequence[int]) -> int:
 
 @lru_cache(maxsize=32)
 def _compiled(client: Client) -> Callable[..., Answer]:
-    """Return ``program(broadcast, states, trained, key, (round, client))``, of one client.
+    """Return ``program(broadcast, states, trained, loss, key, (round, client))``, of one client.
 
     It is the method's client, which finds its training done: what is left are the stages.
     """
 
     @jax.jit
     def program(
-        broadcast: Any, states: Any, trained: Trained, key: jax.Array, numbers: jax.Array
+        broadcast: Any, states: Any, trained: Any, loss: Any, key: jax.Array, numbers: jax.Array
     ) -> Answer:
         own = fold_in(fold_in(key, numbers[0]), numbers[1])
-        before = jax.tree.map(lambda leaf: leaf[0], states)
-        returned = client.run(broadcast, before, trained, own)
+        before, has, loss = jax.tree.map(lambda leaf: leaf[0], (states, trained, loss))
+        names = _trained(_model_in(broadcast))
+        params = {name: has[name] for name in names}
+        state = {name: value for name, value in has.items() if name not in names}
+        returned = client.run(broadcast, before, Trained(params, state, loss), own)
         update, after, metrics = reported(returned, "run of the client")
         answer = update, kept(before, after, (update, metrics)), dict(metrics)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], answer)
 
     return program
+
+
+def _trained(model: Any) -> Params:
+    return model.trained if isinstance(model, Variables) else model
+
+
+def _one(value: float | None) -> NDArray[np.float32]:
+    return np.array([value], np.float32)

@@ -58,7 +58,9 @@ def of(workload: Workload) -> Parts:
         form = tuple(torch_calls.outputs(copy.deepcopy(found.module).eval(), x).shape[1:])
     window = workload.data.features.shape[0] if workload.data.features.kind == "text" else 0
     nowhere = Place(0, (0,), "<f4")
-    setup = Setup(module, found.channels, channels_last, params, state, nowhere, window, {}, work)
+    layouts = found.channels, channels_last
+    plain = workload.method.is_plain
+    setup = Setup(module, *layouts, params, state, nowhere, window, {}, work, plain)
     return Parts(setup, end, form)
 
 

@@ -122,8 +122,7 @@ class Trainer:
         """Return the mean loss of a batch and its gradient, computed part by part."""
         if len(parts) == 1:
             loss, count = self._loss_sum(start, parts[0])
-            mean = loss / count
-            return mean.detach(), self._derived(mean)
+            return loss.detach() / count, self._derived(loss, 1 / count)
         total, terms, gradient = torch.zeros(()), 0, [torch.zeros_like(p) for p in self.params]
         for part in parts:
             loss, count = self._loss_sum(start, part)
@@ -138,9 +137,12 @@ class Trainer:
             outputs, y = outputs[: part.real], y[: part.real]
         return self._loss(outputs, y)
 
-    def _derived(self, loss: torch.Tensor) -> Tensors:
-        """Return the gradient; zeros for parameters that this batch has not used."""
-        return list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+    def _derived(self, loss: torch.Tensor, scale: float = 1.0) -> Tensors:
+        """Return a multiple of the gradient; zeros for parameters that this batch has not used."""
+        outer = torch.full_like(loss, scale)
+        found = torch.autograd.grad(loss, self.params, outer, allow_unused=True)
+        pairs = zip(found, self.params, strict=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in pairs]
 
 
 def seed(words: Words) -> None:

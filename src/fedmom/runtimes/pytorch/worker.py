@@ -31,6 +31,7 @@ class Setup(NamedTuple):
         window: The symbols in an input of text.
         arrays: The samples of all clients: in the shared memory, or in files.
         work: What clients do.
+        sends_update: Whether a client's result is its update, and not what it has trained.
     """
 
     module: torch.nn.Module
@@ -42,6 +43,7 @@ class Setup(NamedTuple):
     window: int
     arrays: dict[str, Place | Mapped]
     work: Work
+    sends_update: bool
 
 
 class Training(NamedTuple):
@@ -64,9 +66,10 @@ class Scoring(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a worker says: a client's mean loss, or why there is none."""
+    """What a worker says: a client's mean loss and its update's norm, or why there is none."""
 
     loss: float | None = None
+    norm: float | None = None
     reason: str = ""
 
 
@@ -104,8 +107,13 @@ class Worker:
                 return Answer()
             words = np.array(job.words, np.uint32)
             loss = self._trainer.train(words, job.start, job.size, job.steps, job.lr)
-            torch._foreach_copy_(self._slot(job.result), self._tensors)
-            return Answer(loss)
+            if not self._setup.sends_update:
+                torch._foreach_copy_(self._slot(job.result), self._tensors)
+                return Answer(loss)
+            update = torch._foreach_sub(self._slot(job.model), self._tensors)
+            torch._foreach_copy_(self._slot(job.result), update)
+            norms = torch.stack(torch._foreach_norm(update))
+            return Answer(loss, float(torch.linalg.vector_norm(norms)))
         except Exception as error:  # of the user's module
             return Answer(reason=told(error))
 
