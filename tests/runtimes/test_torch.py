@@ -166,6 +166,14 @@ def test_rounds_are_those_of_jax_and_resume(data, start):
         assert record.metrics == pytest.approx(other.metrics, rel=1e-4)
     scores = [r.evaluate(ours[-1][0].params, "test") for r in (runtime, LocalRuntime(workload))]
     close(*(each.sums for each in scores))
+    # What is cancelled is not waited for, nor taken for an answer to what is asked then.
+    params = ours[0][0].params
+    expected = asked(runtime, 7, [2], params)[0].update
+    runtime.ask(6, np.arange(6), params)
+    next(iter(runtime.replies()))
+    runtime.cancel()
+    assert runtime.under_way() == []
+    jax.tree.map(np.testing.assert_array_equal, asked(runtime, 7, [2], params)[0].update, expected)
     runtime.restore(runtime.snapshot(), ours[0][0].params)
     again = list(fedmom.train(runtime, pace=pace, rounds=4, state=ours[1][0]))
     for (state, _), (expected, _) in zip(again, ours[2:], strict=True):

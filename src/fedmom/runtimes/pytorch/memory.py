@@ -3,7 +3,8 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +77,7 @@ class Memory:
     def __init__(self, descriptor: int, size: int) -> None:
         self._map = mmap.mmap(descriptor, size)
         self.descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
     def new(cls, size: int) -> "Memory":
@@ -98,12 +100,4 @@ class Memory:
 
     def close(self) -> None:
         """Let go of the file; what still has an array of it keeps the memory."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
-
-
-def copied(source: Iterable[Any], target: Iterable[NDArray[Any]]) -> None:
-    """Copy arrays into others."""
-    for values, array in zip(source, target, strict=True):
-        np.copyto(array, np.asarray(values))
+        self._close()

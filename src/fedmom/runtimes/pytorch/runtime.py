@@ -127,8 +127,8 @@ class TorchRuntime(Simulated):
         while self._asked:
             question = self._asked[0]
             self._hand_out()
-            ticket = self._tickets[question, question.clients[0]]
-            while ticket.answer is None:
+            # Without a ticket while all workers are still at what was cancelled.
+            while (ticket := self._next()) is None or ticket.answer is None:
                 if not self._receive(timeout):
                     return
                 self._hand_out()
@@ -176,6 +176,11 @@ class TorchRuntime(Simulated):
         """End the processes."""
         self._pool.close()
         self._shared.close()
+
+    def _next(self) -> _Ticket | None:
+        """Return the ticket of the client whose reply comes next, if a worker has it."""
+        question = self._asked[0]
+        return self._tickets.get((question, question.clients[0]))
 
     def _hand_out(self) -> None:
         """Give clients to the workers, in order, as many as they have room for."""
