@@ -11,6 +11,7 @@ default keys, whatever the process has set as its default.
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +111,13 @@ def _words(key: jax.Array) -> NDArray[np.uint32]:
 # Traced once for all programs that use it, and not written out anew at every place; the compiler
 # puts it in line all the same.
 _traced = jax.jit(hashed)
+
+
+def is_key(value: Any) -> bool:
+    """Return whether an array, or what stands for one, is of random keys.
+
+    Examples:
+        >>> is_key(jax.random.key(0)), is_key(jnp.zeros(2))
+        (True, False)
+    """
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -12,7 +12,7 @@ from fedmom.core.threefry import Words
 from fedmom.models import torch_calls
 from fedmom.models.torch_calls import Channels
 from fedmom.runtimes.pytorch.batches import Batches, Part
-from fedmom.runtimes.pytorch.solvers import SOLVERS
+from fedmom.runtimes.pytorch.solvers import SOLVERS, Step
 
 Tensors = list[torch.Tensor]
 
@@ -103,13 +103,19 @@ class Trainer:
         step = SOLVERS[name]([p.detach() for p in self.params], lr, **options)
         total: Any = 0.0
         for parts in self._work.batches.of(words, size, steps):
-            loss, gradient = self._gradient(start, parts)
-            if begun:
-                away = torch._foreach_sub([p.detach() for p in self.params], begun)
-                gradient = torch._foreach_add(gradient, away, alpha=self._work.prox)
-            step(gradient)
-            total = total + loss
+            total = total + self._descend(start, parts, begun, step)
         return float(total / steps)
+
+    def _descend(
+        self, start: int, parts: Sequence[Part], begun: Tensors, step: Step
+    ) -> torch.Tensor:
+        """Take a step; the next one has the gradient's memory again, which is in the cache."""
+        loss, gradient = self._gradient(start, parts)
+        if begun:
+            away = torch._foreach_sub([p.detach() for p in self.params], begun)
+            gradient = torch._foreach_add(gradient, away, alpha=self._work.prox)
+        step(gradient)
+        return loss
 
     def outputs(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the outputs of the module for samples, as in evaluation."""
