@@ -55,6 +55,12 @@ def spec_of(value: Any) -> str | None:
     return _spec(ours, _renamed({**defaults, **{n: v for n, v in given.items() if n in known}}))
 
 
+def ours(value: Any) -> Any:
+    """Return the client optimizer for one of PyTorch; anything else as it is."""
+    spec = spec_of(value)
+    return value if spec is None else partial(SOLVERS.build, spec)
+
+
 def _is_of_torch(kind: type) -> bool:
     return any(base.__module__.startswith("torch.optim") for base in kind.__mro__)
 

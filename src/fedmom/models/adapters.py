@@ -49,9 +49,10 @@ def model(
         net: A ``torch.nn.Module``. A ``flax.linen`` module. A function of ``nnx.Rngs`` that makes a
             ``flax.nnx`` module. A function of a key that makes an ``equinox`` module, or a module
             and its state; it is applied to one sample. What ``haiku.transform`` or
-            ``transform_with_state`` returns. A pair of functions ``init(key) -> params`` and ``apply(params, x, key) -> outputs``. The
-            name of a built-in model, to give it another loss or other metrics. An nnx or equinox
-            module itself starts from the parameters that it has, whatever the seed.
+            ``transform_with_state`` returns. A pair of functions ``init(key) -> params`` and
+            ``apply(params, x, key) -> outputs``. The name of a built-in model, to give it another
+            loss or other metrics. An nnx or equinox module itself starts from the parameters that
+            it has, whatever the seed.
         data: What it is trained on: the data, or its features.
         loss: ``loss(outputs, labels) ->`` one number per sample; or a pair, a sum and a count of
             terms per sample, of which the mean over terms is taken; or a name of

@@ -1,10 +1,10 @@
 """From ``torch.nn.Module`` to plain data, by ``torch.export``, which needs torch."""
 
+import contextlib
 import inspect
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -83,7 +83,7 @@ class _OneOutput(torch.nn.Module):  # type: ignore[misc]
         return tensors[0]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _undisturbed(module: torch.nn.Module) -> Iterator[None]:
     """Leave the module and torch as they were; keep layers whole where torch would fuse them."""
     modes = {each: each.training for each in module.modules()}
@@ -146,8 +146,7 @@ def _graph(
     """Return the forward pass of a mode, and the constants that it holds."""
     module.train(train)
     try:
-        batch = torch.export.Dim.DYNAMIC
-        exported = torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
+        exported = _exported(module, x)
         # No decompositions: layers stay whole, and changed buffers become outputs.
         exported = exported.run_decompositions({})
         exported = _without_unknown(exported)
@@ -160,6 +159,18 @@ def _graph(
             f" the size of the batch; or {WAY_OUT}."
         ) from error
     return _plain(exported, module)
+
+
+def _exported(module: torch.nn.Module, x: torch.Tensor) -> Any:
+    """Trace a module, for batches of any size."""
+    sizes = ({0: torch.export.Dim.DYNAMIC},)
+    try:
+        return torch.export.export(module, (x,), dynamic_shapes=sizes)
+    except Exception:
+        # Slower, by reading the code: it may have len(x), which a trace takes for a fixed number.
+        with contextlib.suppress(Exception):
+            return torch.export.export(module, (x,), dynamic_shapes=sizes, strict=True)
+        raise
 
 
 def _without_unknown(exported: Any) -> Any:

@@ -82,7 +82,7 @@ class HuberLoss:
 
     def __call__(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         """Return the mean over the values of every sample."""
-        found = optax.huber_loss(shaped(outputs, labels), labels, self.delta) * self.scale
+        found = optax.huber_loss(shaped(outputs, labels), labels, delta=self.delta) * self.scale
         return found.reshape(len(found), -1).mean(-1)
 
 
@@ -101,7 +101,7 @@ def converted(loss: Any, features: Features) -> Loss:
     if name not in _KNOWN or not kind.__module__.startswith("torch.nn"):
         raise FedMomError(
             f"loss is {name}, a module of PyTorch. Those that FedMom has are {', '.join(_KNOWN)};"
-            " or give a function (outputs, labels) of JAX arrays that returns one number per sample."
+            " or give a function (outputs, labels) of JAX arrays that returns a number per sample."
         )
     if loss.reduction == "sum":
         raise FedMomError(f"loss: {name} has reduction='sum'. Leave it out: a step takes the mean.")

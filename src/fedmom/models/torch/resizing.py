@@ -54,13 +54,11 @@ Weights = Callable[[int, int, float, bool], NDArray[Any]]
 
 def _resize(x: Any, weights: Weights, sizes: Any, scales: Any, corners: bool) -> Any:
     """Mix the pixels along every axis, one after another."""
-    dims = x.ndim - 2
     if sizes is None:
-        sizes = tuple(int(x.shape[2 + i] * scales[i]) for i in range(dims))
+        sizes = tuple(int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True))
     for i, new in enumerate(sizes):
         size = x.shape[2 + i]
-        scale = scales[i] if scales and scales[i] is not None else None
-        ratio = 1 / scale if scale else size / new
+        ratio = 1 / scales[i] if scales and scales[i] else size / new
         if weights is _nearest and new % size == 0 and ratio == size / new:
             x = jnp.repeat(x, new // size, axis=2 + i)
             continue
@@ -69,18 +67,22 @@ def _resize(x: Any, weights: Weights, sizes: Any, scales: Any, corners: bool) ->
     return x
 
 
+def _by_axis(scales: tuple[Any, ...]) -> Any:
+    """Return one scale for every axis: overloads have them in one argument, or in several."""
+    is_one = len(scales) == 1 and not isinstance(scales[0], float)
+    return scales[0] if is_one else scales
+
+
 def _without_corners(weights: Weights) -> Callable[..., Any]:
     def resize(x: Any, sizes: Any, *scales: Any) -> Any:
-        given = scales[0] if scales and isinstance(scales[0], tuple) else scales
-        return _resize(x, weights, sizes, given, corners=False)
+        return _resize(x, weights, sizes, _by_axis(scales), corners=False)
 
     return resize
 
 
 def _with_corners(weights: Weights) -> Callable[..., Any]:
     def resize(x: Any, sizes: Any, corners: bool, *scales: Any) -> Any:
-        given = scales[0] if scales and isinstance(scales[0], tuple) else scales
-        return _resize(x, weights, sizes, given, corners)
+        return _resize(x, weights, sizes, _by_axis(scales), corners)
 
     return resize
 
