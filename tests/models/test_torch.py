@@ -11,7 +11,6 @@ import pytest
 import fedmom
 from fedmom.core.identity import fingerprint
 from fedmom.data.federated import Features
-from tests.conftest import population
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -90,6 +89,7 @@ def test_a_module_is_trained_and_gets_its_weights_back(images, tmp_path):
         trained.to_torch(nn.Sequential(nn.Linear(4, 3)))
 
 
+@pytest.mark.thorough
 def test_low_rank_changes_come_back_merged(images, tmp_path):
     trained = run(images, seeded(), tmp_path / "run", adapt="lora:rank=1,targets=out*")
     found = trained.to_torch(Small()).eval()
@@ -100,6 +100,7 @@ def test_low_rank_changes_come_back_merged(images, tmp_path):
     assert (found.conv.weight == seeded().conv.weight).all()
 
 
+@pytest.mark.thorough
 def test_parameters_without_gradient_are_frozen(images, tmp_path):
     module = seeded()
     module.conv.requires_grad_(False)
@@ -111,6 +112,7 @@ def test_parameters_without_gradient_are_frozen(images, tmp_path):
     assert sorted(form.trained) == ["norm.bias", "norm.weight", "out.bias", "out.weight"]
 
 
+@pytest.mark.thorough
 def test_batch_norm_may_stay_on_clients(images):
     model = fedmom.model(seeded(), images, state="local")
     variables = model.init(jax.random.key(0))
@@ -125,6 +127,7 @@ def vectors(module):
     return fedmom.model(module, VECTORS)
 
 
+@pytest.mark.thorough
 def test_dropout_is_drawn_in_training_only():
     model = vectors(nn.Sequential(nn.Dropout(0.25), nn.Linear(4, 3)))
     params = {"1.weight": jnp.eye(3, 4), "1.bias": jnp.zeros(3)}
@@ -149,6 +152,7 @@ class Tied(nn.Module):
         return self.out(self.rows(x)[:, :1].squeeze())
 
 
+@pytest.mark.thorough
 def test_tied_weights_are_one_parameter_and_a_batch_may_have_one_row(tmp_path):
     x, y = np.arange(20).reshape(10, 2) % 5, np.arange(10) % 5
     data = fedmom.from_arrays(x, y, np.repeat([0, 1], 5))
@@ -199,6 +203,7 @@ def test_refusals_say_what_to_do(monkeypatch):
     np.testing.assert_allclose(model.apply({"scale": 1.0}, x, None), right, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_images_come_in_torchs_order():
     class Shape(nn.Module):
         def __init__(self, wanted):
@@ -270,8 +275,3 @@ def test_every_kind_of_stage_and_export_takes_a_module(images, tmp_path):
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     (found,) = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_allclose(found, trained.outputs(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_population_of_vectors_needs_no_images():
-    data = population([10, 10])
-    assert fedmom.model(nn.Linear(4, 3), data).state is None

@@ -23,6 +23,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from fedmom.models.torch.export import convert  # noqa: E402
 from fedmom.models.torch.graph import arranged  # noqa: E402
 
+# torchvision's tables of compiled operations, of which classifiers need none.
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("none"))
 nn = torch.nn
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 ROWS, CLASSES, WORDS = 4, 3, 50
@@ -188,8 +190,6 @@ def conv1d():
 
 
 def vision(name, **how):
-    # Its tables of compiled operations, of which classifiers need none.
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("none"))
     models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
     return getattr(models, name)(num_classes=CLASSES, **how)
 

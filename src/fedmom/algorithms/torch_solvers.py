@@ -6,7 +6,7 @@ from typing import Any
 
 from fedmom.algorithms import SOLVERS
 from fedmom.core.errors import FedMomError
-from fedmom.core.registry import options_of
+from fedmom.core.registry import options, options_of
 
 # By PyTorch's name: ours, and our names of the options; betas are two.
 _KNOWN = {
@@ -57,8 +57,10 @@ def spec_of(value: Any) -> str | None:
 
 def ours(value: Any) -> Any:
     """Return the client optimizer for one of PyTorch; anything else as it is."""
-    spec = spec_of(value)
-    return value if spec is None else partial(SOLVERS.build, spec)
+    if (spec := spec_of(value)) is None:
+        return value
+    function = SOLVERS.find(spec)
+    return partial(function, **options(function, spec))
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.models.torch import table
-from fedmom.models.torch.graph import Converted, Graph, Node, Ref, arranged
+from fedmom.models.torch.graph import Converted, Graph, Operation, Ref, arranged
 
 ROWS = 3  # of the example; the size of a batch stays open
 WAY_OUT = 'let the clients train in PyTorch itself: runtime="torch:workers=2"'
@@ -232,7 +232,7 @@ def _needed(exported: Any, wanted: set[str]) -> list[Any]:
     return found[::-1]
 
 
-def _node(node: Any) -> Node:
+def _node(node: Any) -> Operation:
     known, where = table.find(_op(node.target)), _where(node)
     if known is None:
         raise FedMomError(
@@ -244,7 +244,7 @@ def _node(node: Any) -> Node:
     if known == "aten.squeeze":
         args = args[0], _of_size_one(node)
     kwargs = {name: _arg(arg) for name, arg in node.kwargs.items() if name not in _IGNORED}
-    return Node(node.name, known, args, kwargs, where)
+    return Operation(node.name, known, args, kwargs, where)
 
 
 def _of_size_one(node: Any) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Node:
+class Operation:
     """One operation: its name in the table, and its arguments.
 
     ``where`` is the line of the module's code that it comes from.
@@ -48,7 +48,7 @@ class Graph:
 
     given: str
     tensors: dict[str, str]
-    nodes: tuple[Node, ...]
+    nodes: tuple[Operation, ...]
     output: str
     changed: dict[str, str]
 
