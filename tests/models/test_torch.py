@@ -167,6 +167,17 @@ def test_tied_weights_are_one_parameter_and_a_batch_may_have_one_row(tmp_path):
     np.testing.assert_array_equal(found.out.weight.detach(), trained.params["rows.weight"])
 
 
+@pytest.mark.thorough
+def test_a_function_makes_the_same_module_every_time():
+    def net(features):
+        return nn.Linear(*features.shape, features.classes)
+
+    spec = fedmom.MODELS.adopt("net", "0" * 8, net)
+    found = fedmom.build_model(spec, VECTORS).init(jax.random.key(0))
+    torch.manual_seed(0)
+    np.testing.assert_array_equal(found["weight"], net(VECTORS).weight.detach())
+
+
 class Asks(nn.Module):
     def forward(self, x):
         return x[:, :3] if x.sum() > 0 else x[:, 1:]
