@@ -1,5 +1,6 @@
 """PyTorch modules as models: their numbers, state, names, refusals, and the way back."""
 
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,12 @@ def marked(name):
 def test_outputs_gradients_and_buffers_are_those_of_torch(name):
     net = torch_nets.NETS[name]
     assert torch_nets.difference(net).largest < net.far
+
+
+def test_the_page_tells_of_nets_that_are_tested():
+    named = re.findall(r"^\| ([^|]+?) \| [\d,]+ \|", torch_nets.PAGE.read_text(), re.MULTILINE)
+    assert named
+    assert set(named) <= set(torch_nets.NETS)
 
 
 class Small(nn.Module):

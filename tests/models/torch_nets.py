@@ -322,7 +322,7 @@ def difference(net):
         worst = [_in_mode(module, found, x, train=train) for train in (False, True)]
         buffers = None
         if found.state:
-            buffers = max(_far(worst[1][2][n], b) for n, b in _state(module, found).items())
+            buffers = _all_far(worst[1][2], _state(module, found))
     size = sum(p.numel() for p in module.parameters())
     return Difference(size, max(w[0] for w in worst), max(w[1] for w in worst), buffers)
 
@@ -349,11 +349,17 @@ def _in_mode(module, found, x, *, train):
     }
     largest = max(np.abs(g).max() for g in right.values())
     off = max(np.abs(gradients[name] - g).max() for name, g in right.items())
-    return _far(ours, outputs), off / largest, state
+    return _far(ours, outputs), float(off / largest), state
 
 
 def _state(module, found):
     return {name: b for name, b in module.named_buffers() if name in found.state}
+
+
+def _all_far(ours, right):
+    """Together: a mean that is 0 up to rounding has no digits of its own."""
+    off = max(np.abs(np.asarray(ours[name]) - b.numpy()).max() for name, b in right.items())
+    return float(off / max(np.abs(b.numpy()).max() for b in right.values()))
 
 
 def _far(ours, right):
