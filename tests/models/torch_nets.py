@@ -380,7 +380,11 @@ def table(found):
 def main(names):
     found = {}
     for name in names or NETS:
-        found[name] = difference(NETS[name])
+        try:
+            found[name] = difference(NETS[name])
+        except pytest.skip.Exception as missing:
+            print(name, missing)
+            continue
         print(name, found[name], flush=True)
         assert found[name].largest < NETS[name].far, name
     if not names:
