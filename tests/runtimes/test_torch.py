@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ import torch
 
 import fedmom
 from fedmom import FedMomError
-from fedmom.algorithms import solvers
+from fedmom.algorithms import named, solvers
 from fedmom.core.prng import bits, clients_key, fold_in, init_key
 from fedmom.core.threefry import drawn, folded
 from fedmom.models.variables import Variables
@@ -48,9 +49,13 @@ WORKS = {
 STEPPERS = [
     ("sgd", {}),
     ("sgd", {"momentum": 0.7, "nesterov": True}),
+    ("sgd", {"momentum": 0.7, "dampening": 0.3, "weight_decay": 0.1}),
     ("momentum", {}),
     ("rmsprop", {"decay": 0.8}),
+    ("rmsprop", {"centered": True, "momentum": 0.5, "weight_decay": 0.1}),
+    ("rmsprop", {"eps_in_sqrt": False, "eps": 0.1}),
     ("adam", {"b1": 0.8}),
+    ("adam", {"weight_decay": 0.1}),
     ("adamw", {"weight_decay": 0.1}),
 ]
 
@@ -118,6 +123,51 @@ def test_solvers_take_the_steps_of_optax(name, options):
         updates, state = solver.update(gradient, state, expected)
         expected = optax.apply_updates(expected, updates)
     close([p.numpy() for p in ours], list(expected.values()))
+
+
+OPTIM = [
+    (torch.optim.SGD, {}),
+    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
+    (torch.optim.Adam, {"betas": (0.8, 0.99), "weight_decay": 0.1}),
+    (torch.optim.AdamW, {}),
+    (torch.optim.RMSprop, {"centered": True, "momentum": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIM)
+def test_optimizers_of_torch_take_their_own_steps(kind, options):
+    work = fedmom.LocalWork(steps=1, solver=partial(kind, **options))
+    name, given = setting_up.solver_of(work)
+    rng = np.random.default_rng(0)
+    ours = torch.from_numpy(rng.normal(size=5))
+    theirs = ours.clone().requires_grad_()
+    step, optimizer = SOLVERS[name]([ours], 0.1, **given), kind([theirs], lr=0.1, **options)
+    for gradient in torch.from_numpy(rng.normal(size=(4, 5))):
+        step([gradient])
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        partial(torch.optim.SGD, momentum=0.5, weight_decay=0.1),
+        partial(fedmom.SOLVERS.build, "sgd:momentum=0.5,weight_decay=0.1"),
+        named.solver("sgd:momentum=0.5,weight_decay=0.1"),
+    ],
+    ids=["a class of torch", "a spec", "the settings' spec"],
+)
+def test_solvers_are_known_in_all_forms(solver):
+    work = fedmom.LocalWork(steps=1, solver=solver)
+    assert setting_up.solver_of(work) == ("sgd", {"momentum": 0.5, "weight_decay": 0.1})
+
+
+def test_options_out_of_range_are_refused():
+    work = fedmom.LocalWork(steps=1, solver=partial(torch.optim.SGD, weight_decay=-1.0))
+    with pytest.raises(FedMomError, match=r"weight_decay -1\.0 must be a number of at least 0"):
+        setting_up.solver_of(work)
 
 
 def test_random_bits_are_those_of_jax():
@@ -246,6 +296,10 @@ REFUSED = {
     "JAX's model": (
         lambda d: workload_of(d, fedmom.build_model("logreg", d.features), WORK),
         "this model is one of JAX",
+    ),
+    "a converted module": (
+        lambda d: workload_of(d, fedmom.model(torch.nn.Linear(4, 3), d), WORK),
+        r"give the torch.nn.Module itself: fedmom.model\(module, data, convert=False\)",
     ),
     "adapted": (
         lambda d: workload_of(

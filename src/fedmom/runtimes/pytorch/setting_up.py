@@ -11,12 +11,13 @@ import optax
 import torch
 from numpy.typing import NDArray
 
+from fedmom.algorithms import SOLVERS as NAMED
 from fedmom.algorithms import solvers
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.core.identity import label
-from fedmom.core.registry import options_of
+from fedmom.core.registry import options, options_of
 from fedmom.models import losses, torch_calls
 from fedmom.models.adapters import example
 from fedmom.models.base import Model
@@ -100,8 +101,9 @@ def _module(model: Model) -> TorchModule:
     found = torch_of(model)
     if found is None:
         raise FedMomError(
-            "The runtime torch trains PyTorch modules, and this model is one of JAX. Use runtime"
-            " local, or give a torch.nn.Module as the model."
+            "The runtime torch trains PyTorch modules, and this model is one of JAX, as is a module"
+            " that fedmom.model has converted. Use runtime local, or give the torch.nn.Module"
+            " itself: fedmom.model(module, data, convert=False)."
         )
     if model.state == "local":
         raise FedMomError('The runtime torch has no state="local". Use state="average".')
@@ -130,7 +132,7 @@ def _work(workload: Workload) -> Work:
             " smaller batches than those that were asked for. Leave it out."
         )
     batches = Batches(work.batch_size, work.shuffled, work.accumulate, filled=has_state)
-    return Work(batches, _loss(workload.model), _solver(work), work.prox)
+    return Work(batches, _loss(workload.model), solver_of(work), work.prox)
 
 
 def _loss(model: Model) -> str:
@@ -148,11 +150,10 @@ _OPTAX = {optax.sgd: "sgd", optax.rmsprop: "rmsprop", optax.adam: "adam", optax.
 _SOLVERS = {getattr(solvers, name): name for name in SOLVERS} | _OPTAX
 
 
-def _solver(work: LocalWork) -> tuple[str, dict[str, Any]]:
+def solver_of(work: LocalWork) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the solver."""
     solver: Any = work.solver
-    given = dict(solver.keywords) if isinstance(solver, partial) else {}
-    function = solver.func if isinstance(solver, partial) and not solver.args else solver
+    function, given = _options(solver)
     name = _SOLVERS.get(function) if callable(function) else None
     if name is None or given.keys() - options_of(SOLVERS[name]).keys():
         of = f" with {', '.join(given)}" if name else ""
@@ -160,7 +161,18 @@ def _solver(work: LocalWork) -> tuple[str, dict[str, Any]]:
             f"The solver {label(function)}{of} is a program of JAX. The runtime torch has"
             f" {', '.join(SOLVERS)}: solver='sgd:momentum=0.9'."
         )
+    solver(1.0)  # which refuses options that are out of range
     return name, given
+
+
+def _options(solver: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function that a solver is, without the options that it has been given."""
+    if not isinstance(solver, partial):
+        return solver, {}
+    if solver.func == NAMED.build and len(solver.args) == 1:
+        spec = solver.args[0]
+        return NAMED.find(spec), {**solver.keywords, **options(NAMED.find(spec), spec)}
+    return (solver, {}) if solver.args else (solver.func, dict(solver.keywords))
 
 
 def _as_stored(value: torch.Tensor) -> NDArray[Any]:
