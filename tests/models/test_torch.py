@@ -208,7 +208,7 @@ def refused(module):
 def test_refusals_say_what_to_do(monkeypatch):
     told = refused(Asks())
     assert "cannot be exported by torch.export" in told
-    assert 'runtime="torch:workers=2"' in told
+    assert 'runtime="torch:workers=2" (docs/torch_runtime.md)' in told
     told = refused(Inverts())
     assert "uses aten.special_i1e (return torch.special.i1e(x[:, :3]) * self.scale)" in told
     assert '@fedmom.torch_op("aten.special_i1e")' in told
@@ -284,11 +284,20 @@ np.testing.assert_allclose(found, np.load("outputs.npy"), rtol=1e-5)
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
+class Pooled(Small):
+    """With poolings of both kinds, of windows that overlap."""
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(self.norm(self.conv(x)), 3, 2, 1)
+        x = nn.functional.avg_pool2d(x, 2, 1)
+        return self.out(self.drop(x.mean((2, 3))))
+
+
 @pytest.mark.thorough
 def test_every_kind_of_stage_and_export_takes_a_module(images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     how = {"algorithm": "fedmom", "aggregate": "clip:norm=1+mean", "solver": "adam"}
-    trained = run(images, seeded(), tmp_path / "run", **how)
+    trained = run(images, seeded(Pooled), tmp_path / "run", **how)
     folder, x = trained.export(onnx_batch=2), np.array(images.arrays["x"][:2], np.float32)
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     (found,) = session.run(None, {session.get_inputs()[0].name: x})

@@ -17,7 +17,9 @@ from fedmom.models.torch import table
 from fedmom.models.torch.graph import Converted, Graph, Operation, Ref, arranged
 
 ROWS = 3  # of the example; the size of a batch stays open
-WAY_OUT = 'let the clients train in PyTorch itself: runtime="torch:workers=2"'
+WAY_OUT = (
+    'let the clients train in PyTorch itself: runtime="torch:workers=2" (docs/torch_runtime.md)'
+)
 # What says where tensors are, which is JAX's concern here.
 _IGNORED = {"device", "generator", "layout", "memory_format", "non_blocking", "pin_memory"}
 _KINDS = torch.export.graph_signature.InputKind

@@ -73,17 +73,18 @@ class _Windows:
         return max(0, (count - 1) * step + wide - size - 2 * pad)
 
     def reduced(self, x: Any, start: Any, function: Any) -> Any:
-        lead = (1,) * (x.ndim - self.dims)
+        """Return a number for every window; axes without windows are one, as ONNX wants it."""
         ends = [(p, p + more) for p, more in zip(self.padding, self.more, strict=True)]
-        return lax.reduce_window(
-            x,
+        found = lax.reduce_window(
+            x.reshape(-1, *x.shape[-self.dims :]),
             start,
             function,
-            (*lead, *self.kernel),
-            (*lead, *self.stride),
-            [(0, 0)] * len(lead) + ends,
-            window_dilation=(*lead, *self.dilation),
+            (1, *self.kernel),
+            (1, *self.stride),
+            [(0, 0), *ends],
+            window_dilation=(1, *self.dilation),
         )
+        return found.reshape(*x.shape[: -self.dims], *found.shape[1:])
 
     def counts(self, padded: Any) -> Any:
         """Return how many numbers count in every window."""
