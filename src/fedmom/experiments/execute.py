@@ -29,6 +29,7 @@ from fedmom.training.loop import Record, State, broadcast_of, model_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 FRUITLESS = 10  # rounds in a row, in which every reply was rejected, end a run
+FRUITLESS_IN_WORLD = 1000  # where clients are meant to fail
 ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
 
 
@@ -122,7 +123,7 @@ class _Execution:
         how: dict[str, Any] = {"commit": False, "watch": self._diagnostics}
         for state, record in self._experiment.train(self._done, self._runtime, **how):
             fruitless = fruitless + 1 if record.rejected and not record.replies else 0
-            if fruitless >= min(FRUITLESS, self._config.rounds):
+            if fruitless >= self._fruitless_end():
                 client, reason = record.rejected[-1]
                 raise BadReplyError(
                     f"Every reply was rejected in {fruitless} rounds in a row (client {client}:"
@@ -143,6 +144,11 @@ class _Execution:
             if why := self._tell(state, record, evals):
                 return why
         return ""
+
+    def _fruitless_end(self) -> int:
+        """Return how many fruitless rounds in a row end the run."""
+        most = FRUITLESS if self._config.world is None else FRUITLESS_IN_WORLD
+        return min(most, self._config.rounds)
 
     def begin(self, say: Say, *, accept_changes: bool) -> None:
         """Take the state to start from: the checkpoint's, or a new one, evaluated and saved.

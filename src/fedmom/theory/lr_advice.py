@@ -153,6 +153,7 @@ def _covered(config: RunConfig) -> bool:
     """Return whether it is a plain run: SGD, a constant γ, population weights, uniform cohorts."""
     parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
     plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
+    plain = plain and config.world is None
     return plain and config.average is None and not isinstance(config.lr, str)
 
 
