@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -155,6 +156,18 @@ class Result:
         reached = (r for r, v in self.curve("test", self.metric) if sign * v >= sign * goal)
         return next(reached, None)
 
+    def simulated(self) -> dict[int, float]:
+        """Return the simulated time after each round, in seconds; nothing without a world."""
+        rows = [r for r in self.rounds if "simulated_seconds" in r]
+        ends = itertools.accumulate(row["simulated_seconds"] for row in rows)
+        found = {row["round"]: end for row, end in zip(rows, ends, strict=True)}
+        return {0: 0.0, **found} if found else {}
+
+    def seconds_to(self, goal: float) -> float | None:
+        """Return the simulated time to a test metric, in seconds; None: never, or no world."""
+        reached = self.rounds_to(goal)
+        return None if reached is None else self.simulated().get(reached)
+
     def best(self) -> float:
         """Return the best value of the test metric so far."""
         sign = self.better(self.metric)
@@ -245,6 +258,10 @@ class Group:
         """Return the rounds to a test metric, a mean over seeds; None if one never gets there."""
         reached = [r for run in self.runs if (r := run.rounds_to(goal)) is not None]
         return statistics.fmean(reached) if len(reached) == len(self.runs) else None
+
+    def seconds_to(self, goal: float) -> list[float | None]:
+        """Return the simulated time of each run to a test metric."""
+        return [run.seconds_to(goal) for run in self.runs]
 
 
 def read(path: Path) -> Result:

@@ -14,7 +14,7 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.reports import curves, differences, drawing, result_tables
+from fedmom.reports import curves, differences, drawing, result_tables, simulated
 from fedmom.reports.charts import Figure, Grid, colours_of
 from fedmom.reports.html import Part, Section, Settings, Words, write_page
 from fedmom.reports.live import View
@@ -48,14 +48,16 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
     evaluations = curves.evaluations(groups)
     figures = {
         "Evaluations": evaluations,
+        "Simulated time": simulated.over_time(groups),
         "Rounds": curves.rounds(groups),
         "Metrics of the method": curves.noted("metrics", groups),
         "Diagnostics": curves.noted("diagnostics", groups),
     }
-    tables_of_devices = _devices(results)
+    shares, tables_of_devices = simulated.shares(groups), _devices(results)
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
         *(Section(title, [figure]) for title, figure in figures.items() if figure),
+        *([Section("Simulated world", [shares])] if shares else []),
         *_theory(groups),
         *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
         Section("Settings", _settings(groups)),
