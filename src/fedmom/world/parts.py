@@ -18,7 +18,6 @@ Positive = Annotated[float, Between(1e-9, 1e12)]
 Seconds = Annotated[float, Between(0, 1e12)]
 Spread = Annotated[float, Between(0, 10)]
 Distribution = Literal["lognormal", "uniform", "exponential", "constant"]
-DAY = 86_400.0
 MEGABIT = 1e6 / 8  # bytes
 
 
@@ -61,7 +60,7 @@ def diurnal(
     high: Share = 0.5,
     zones: Annotated[int, Between(1, 24)] = 1,
     peak: Annotated[float, Between(0, 24)] = 2.0,
-    period: Positive = DAY,
+    period: Positive = 86_400.0,
 ) -> World:
     """A day/night curve: the share of clients that are there is a cosine of the time of day.
 

@@ -1,0 +1,170 @@
+"""The tables of docs/world.md: unreliable clients, ten seeds each, paired.
+
+    python benchmarks/world.py runs/world            # all of them, about 10 minutes of one core
+    python benchmarks/world.py runs/world dropout    # one: dropout, diurnal, partial or paces
+
+Every line is ten runs, seeds 0 to 9, on synthetic:clients=100 with logistic regression, M=10, 150
+rounds and the default learning rate of its algorithm (0.01 for FedAvg, 0.001 for FedMom). What is
+in a folder is not run again. Intervals are 95 %, by Student's t; differences are paired by seed.
+"""
+
+import sys
+from pathlib import Path
+
+import fedmom
+from fedmom.experiments import results
+from fedmom.experiments.seed_statistics import FEWEST, difference, interval
+from fedmom.reports import simulated
+
+COMMON = {
+    "data": "synthetic:clients=100",
+    "rounds": 150,
+    "clients_per_round": 10,
+    "eval_every": 5,
+    "eval_samples": 2000,
+    "runtime": "local:workers=1",
+}
+NAMES = {"fedavg": "FedAvg", "fedmom": "FedMom"}
+GOALS = (0.5, 0.65)
+SEEDS = list(range(10))
+TIMES = "speed:median=20,spread=1+network:spread=1+dropout:rate=0.05"
+# Per table: what it varies, besides the algorithm, as settings; and what all of it shares.
+TABLES = {
+    "dropout": (
+        {
+            f"{rate:.0%}, {weighting} weights": {
+                "world": f"dropout:rate={rate:g}",
+                "weighting": weighting,
+            }
+            for weighting in ("population", "cohort")
+            for rate in (0, 0.3, 0.6, 0.9)
+        },
+        {},
+    ),
+    "diurnal": (
+        {
+            "always there": {},
+            "day and night": {"world": "diurnal:low=0.02,high=0.3,period=4500"},
+            "four time zones": {"world": "diurnal:low=0.02,high=0.3,period=4500,zones=4"},
+        },
+        {},
+    ),
+    "partial": (
+        {
+            "no stragglers": {},
+            "90 % stragglers, kept": {"world": "partial:share=0.9"},
+            "90 % stragglers, dropped": {"world": "partial:share=0.9,replies=dropped"},
+        },
+        {},
+    ),
+    "paces": (
+        {
+            "synchronous": {"pace": "synchronous", "world": TIMES},
+            "over_selected": {"pace": "over_selected:extra=0.5", "world": TIMES},
+            "over_selected, reweighed": {
+                "pace": "over_selected:extra=0.5",
+                "world": f"{TIMES}+reweighed",
+            },
+            "buffered": {"pace": "buffered:in_flight=30", "world": TIMES},
+        },
+        {"local_epochs": 1, "batches": "random"},
+    ),
+}
+
+
+def runs_of(folder, settings):
+    """Ten runs with these settings, from the folder if they are there."""
+    if not (folder / "sweep.json").exists():
+        fedmom.sweep({"seed": SEEDS}, **settings, out=folder, progress=False)
+    else:
+        fedmom.resume(folder, progress=False)
+    return results.Group(folder.name, results.find([folder]))
+
+
+def by_seed(group, of):
+    return {run.config.seed: of(run) for run in group.runs}
+
+
+def text(values, form="{:.3f}"):
+    found = interval(list(values))
+    return f"{form.format(found.mean)} ± {form.format(found.half)}"
+
+
+def apart(ours, theirs, form="{:+.3f}"):
+    found = difference(ours, theirs).interval
+    return f"{form.format(found.mean)} ({form.format(found.low)} to {form.format(found.high)})"
+
+
+def accuracy(run):
+    return run.last("test", "accuracy")
+
+
+def loss(run):
+    return run.last("train", "loss")
+
+
+def ends(groups, what):
+    """Final numbers of both algorithms, and their difference."""
+    print(
+        f"| {what} | replies per round | FedAvg, test accuracy | FedMom | FedMom − FedAvg |"
+        " FedAvg, training loss | FedMom |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for label in dict.fromkeys(label for label, _ in groups):
+        avg, mom = groups[label, "fedavg"], groups[label, "fedmom"]
+        replies = [sum(r["replies"] for r in run.rounds) / len(run.rounds) for run in avg.runs]
+        cells = [
+            f"{sum(replies) / len(replies):.1f}",
+            *(text(by_seed(group, accuracy).values()) for group in (avg, mom)),
+            apart(by_seed(mom, accuracy), by_seed(avg, accuracy)),
+            *(text(by_seed(group, loss).values()) for group in (avg, mom)),
+        ]
+        print(f"| {label} | {' | '.join(cells)} |")
+
+
+def times(groups, goal=0.65):
+    """Rounds and simulated time to a test accuracy."""
+    print(
+        f"| pace | algorithm | rounds to {goal:g} | simulated minutes to {goal:g} | reached |"
+        " simulated minutes of 150 rounds | final test accuracy | training loss |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for (label, algorithm), group in groups.items():
+        there = [run for run in group.runs if run.rounds_to(goal) is not None]
+        few = len(there) < 2
+        cells = [
+            "–" if few else text([float(run.rounds_to(goal)) for run in there], "{:.0f}"),
+            "–" if few else text([run.seconds_to(goal) / 60 for run in there], "{:.1f}"),
+            f"{len(there)} of {len(group.runs)}",
+            text([max(run.simulated().values()) / 60 for run in group.runs], "{:.1f}"),
+            text(by_seed(group, accuracy).values()),
+            text(by_seed(group, loss).values()),
+        ]
+        print(f"| {label} | {NAMES[algorithm]} | {' | '.join(cells)} |")
+    print()
+    print("| pace | clients | due (%) | asked (%) | replies (%) | weight (%) |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    shown = {label: group for (label, algorithm), group in groups.items() if algorithm == "fedavg"}
+    for label, group in shown.items():
+        for row in simulated.shares([group]).rows:
+            cells = [cell.replace("\n", " ") for cell in row[1:]]
+            print(f"| {label} | {' | '.join(cells)} |")
+
+
+def main(folder, names):
+    for name in names:
+        lines, shared = TABLES[name]
+        groups = {}
+        for place, (label, settings) in enumerate(lines.items()):
+            for algorithm in NAMES:
+                given = {**COMMON, **shared, **settings, "algorithm": algorithm}
+                groups[label, algorithm] = runs_of(folder / f"{name}-{place}-{algorithm}", given)
+        print(f"\n## {name}\n")
+        if name == "paces":
+            times(groups)
+        else:
+            ends(groups, name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(TABLES))
