@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmom.core.arguments import checked_class
 from fedmom.core.prng import hashed
 
 Clients = NDArray[np.int64]
@@ -86,6 +87,7 @@ class Task(NamedTuple):
     bytes_up: int
 
 
+@checked_class
 class World(NamedTuple):
     """A part of a simulated world. Each function has an entry per client; None: as without.
 

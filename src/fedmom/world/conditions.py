@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmom.algorithms.forms import Form
 from fedmom.algorithms.workload import Workload
+from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import joined
 from fedmom.world import WORLDS
@@ -163,7 +164,7 @@ class Conditions:
             if part.drops is not None:
                 after = np.asarray(part.drops(draws, round_, clients), np.float64)
                 reasons[after < 1] = "it dropped out"
-                seconds = np.where(after < 1, seconds * after, seconds)
+                seconds = seconds * np.minimum(after, 1)
         # The clock of the simulation has rounding errors; a reply at the deadline is in time.
         late = seconds > self.deadline * (1 + 1e-9)
         seconds = np.where(late, self.deadline, seconds)
@@ -195,9 +196,14 @@ class Limit:
         return int(self.conditions.shortened(round_, self.conditions.task(*numbers))[0])
 
 
-def parts_of(spec: str) -> tuple[World, ...]:
-    """Return the parts that a text joins by +, such as ``diurnal:zones=4+dropout:rate=0.1``."""
-    return tuple(WORLDS.build(part) for part in joined(spec))
+def parts_of(world: World | Sequence[World] | str) -> tuple[World, ...]:
+    """Return the parts of a world: itself, several, or those that a text joins by +."""
+    if isinstance(world, str):
+        return tuple(WORLDS.build(part) for part in joined(world))
+    parts = (world,) if isinstance(world, World) else tuple(world)
+    if wrong := [part for part in parts if not isinstance(part, World)]:
+        raise FedMomError(f"world has {short(wrong[0])}. Its parts must be of type fedmom.World.")
+    return parts
 
 
 def conditions_of(parts: Sequence[World], workload: Workload) -> Conditions:

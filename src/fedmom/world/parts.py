@@ -9,6 +9,7 @@ from scipy.special import ndtri
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import user_path
 from fedmom.core.validation import Between
 from fedmom.world import traces
 from fedmom.world.base import Clients, Draws, Moment, Task, Truths, Values, World
@@ -159,7 +160,7 @@ def trace(*, file: str | Path, period: Seconds = 0.0) -> World:
         >>> world.available(Draws(0, "trace"), Moment(0, 70.0), np.arange(2)).tolist()
         [False, True]
     """
-    found = traces.availability(Path(file), period)
+    found = traces.availability(user_path(file, "file"), period)
 
     def available(_draws: Draws, moment: Moment, clients: Clients) -> Truths:
         return found.at(moment.seconds, clients)
@@ -269,7 +270,7 @@ def capacity(*, file: str | Path) -> World:
         >>> capacity(file=path).seconds(Draws(0, "capacity"), 0, task).tolist()
         [7.0]
     """
-    found = traces.capacities(Path(file))
+    found = traces.capacities(user_path(file, "file"))
 
     def seconds(_draws: Draws, _round: int, task: Task) -> Values:
         rate, down, up = found[:, task.clients % found.shape[1]]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedmom.algorithms.workload import Workload
-from fedmom.core.arguments import checked_class
+from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes import in_flight
@@ -38,7 +38,8 @@ class _Event(NamedTuple):
     reason: str
 
 
-def in_world(workload: Workload, world: Sequence[World] | str) -> Workload:
+@checked
+def in_world(workload: Workload, world: World | Sequence[World] | str) -> Workload:
     """Return a workload whose clients take the steps that a world lets them take.
 
     Args:
@@ -58,8 +59,7 @@ def in_world(workload: Workload, world: Sequence[World] | str) -> Workload:
         >>> all(1 <= slow.work.taken(0, k, 50) <= 10 for k in range(4))
         True
     """
-    parts = parts_of(world) if isinstance(world, str) else tuple(world)
-    conditions = conditions_of(parts, workload)
+    conditions = conditions_of(parts_of(world), workload)
     if not conditions.changes_steps:
         return workload
     work = replace(workload.work, limit=Limit(conditions))
@@ -93,10 +93,9 @@ class WorldRuntime:
         8 60.0
     """
 
-    def __init__(self, runtime: Runtime, pace: Pace, world: Sequence[World] | str) -> None:
+    def __init__(self, runtime: Runtime, pace: Pace, world: World | Sequence[World] | str) -> None:
         self._inner, self._plain = runtime, pace
-        parts = parts_of(world) if isinstance(world, str) else tuple(world)
-        self._conditions = conditions = conditions_of(parts, runtime.workload)
+        self._conditions = conditions = conditions_of(parts_of(world), runtime.workload)
         self._check()
         self._samples = runtime.workload.data.train.size
         self._waits = pace.takes_sums and not pace.keeps_late  # for all replies

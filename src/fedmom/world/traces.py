@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_named
+from fedmom.core.files import of_system, read_named
 
 LARGEST = 2**31  # bytes of a trace
 KILOBIT = 1024 / 1e6  # FedScale's, in megabits
@@ -94,8 +94,15 @@ def capacities(path: Path) -> NDArray[np.float64]:
     return found
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return read_named(path, "a trace", LARGEST)
+    except OSError as error:
+        raise FedMomError(f"file {path} cannot be read: {of_system(error)}.") from None
+
+
 def _table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    content = read_named(path, "a trace", LARGEST)
+    content = _content(path)
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
         rows = list(reader)
@@ -140,7 +147,7 @@ def _merged(intervals: Intervals) -> Intervals:
 
 
 def _fedscale(path: Path, keys: Sequence[str]) -> list[Mapping[str, Any]]:
-    content = read_named(path, "a trace", LARGEST)
+    content = _content(path)
     try:
         if path.suffix == ".json":
             found = json.loads(content)
