@@ -394,7 +394,7 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "worlds.dropout": of(fedmom.worlds.dropout, rate=0.1),
         "worlds.partial": of(fedmom.worlds.partial, share=0.1, replies="kept"),
         "worlds.deadline": of(fedmom.worlds.deadline, seconds=9.0, late="dropped", least=1),
-        "worlds.reweighed": lambda: Call(fedmom.worlds.reweighed, {}),
+        "worlds.reweighed": of(fedmom.worlds.reweighed, most=5.0),
         "metrics.top": of(fedmom.metrics.top, k=2),
         "metrics.position_top": of(fedmom.metrics.position_top, k=2),
         "metrics.auc": lambda: Call(fedmom.metrics.auc, {}),

@@ -106,7 +106,8 @@ class World(NamedTuple):
         shortens: Clients that would miss the deadline do fewer steps, to meet it.
         keeps_partial: Whether replies count that took fewer steps.
         least: Fewer replies than this are not used, and the round counts as failed.
-        reweighs: Whether replies are divided by their probability.
+        reweighs: The largest factor by which replies are divided by their probability; 0: they
+            are not.
 
     Examples:
         Clients with odd numbers take twice as many seconds:
@@ -129,4 +130,4 @@ class World(NamedTuple):
     shortens: bool = False
     keeps_partial: bool = True
     least: int = 0
-    reweighs: bool = False
+    reweighs: float = 0.0

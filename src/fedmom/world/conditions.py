@@ -70,9 +70,9 @@ class Conditions:
         return any(part.steps or part.shortens for part in self.parts)
 
     @property
-    def reweighs(self) -> bool:
-        """Whether replies are divided by their probability."""
-        return any(part.reweighs for part in self.parts)
+    def reweighs(self) -> float:
+        """The largest factor by which replies are divided by their probability; 0: they are not."""
+        return max((part.reweighs for part in self.parts), default=0.0)
 
     @property
     def pause(self) -> float:

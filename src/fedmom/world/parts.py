@@ -379,21 +379,24 @@ def deadline(
 
 
 @checked
-def reweighed() -> World:
+def reweighed(*, most: Annotated[float, Between(1, 1e6)] = 10.0) -> World:
     """Divide replies by the probability that they come: fast and present clients count less.
 
     The probabilities are those that the other parts of the world state, relative to their mean
     over clients that reply. Where replies of slow clients are dropped, they include that of being
-    among the first.
+    among the first. What never replies cannot be made up for.
+
+    Args:
+        most: The largest factor; without a limit, a rare reply would outweigh all others.
 
     Returns:
         A part of a world.
 
     Examples:
-        >>> reweighed().reweighs
-        True
+        >>> reweighed(most=5).reweighs
+        5
     """
-    return World("reweighed", reweighs=True)
+    return World("reweighed", reweighs=most)
 
 
 def _check_distribution(name: str, distribution: str, spread: float) -> None:

@@ -38,6 +38,15 @@ class _Event(NamedTuple):
     reason: str
 
 
+class _Moved(NamedTuple):
+    """What a world has come to: the time, how many were asked, and who is under way with what."""
+
+    now: float
+    numbered: int
+    events: list[_Event]
+    sent: dict[int, Any]
+
+
 @checked
 def in_world(workload: Workload, world: World | Sequence[World] | str) -> Workload:
     """Return a workload whose clients take the steps that a world lets them take.
@@ -108,7 +117,7 @@ class WorldRuntime:
         self._numbered = 0
         self._counts: defaultdict[str, float] = defaultdict(float)
         self._factors: dict[int, float] = {}
-        self._committed: tuple[float, list[_Event], dict[int, Any]] = (0.0, [], {})
+        self._committed = _Moved(0.0, 0, [], {})
         self.pace: Pace = WorldPace(pace, self._here)
 
     def _check(self) -> None:
@@ -235,14 +244,14 @@ class WorldRuntime:
         self._inner.commit()
         waited = {event.round for event in self._events}
         self._sent = {round_: sent for round_, sent in self._sent.items() if round_ in waited}
-        self._committed = self._now, list(self._events), dict(self._sent)
+        self._committed = _Moved(self._now, self._numbered, sorted(self._events), dict(self._sent))
 
     def snapshot(self) -> Snapshot:
         """Return the clients' states, the simulated time and who is under way."""
-        now, events, sent = self._committed
-        state = json.dumps({"now": now, "events": [list(event) for event in sorted(events)]})
+        now, numbered, events, sent = self._committed
+        state = json.dumps({"now": now, "numbered": numbered, "events": [list(e) for e in events]})
         questions = [
-            Question(r, deque(e.client for e in sorted(events) if e.round == r), broadcast)
+            Question(r, deque(e.client for e in events if e.round == r), broadcast)
             for r, broadcast in sent.items()
         ]
         own = {STATE: np.frombuffer(state.encode(), np.uint8), **in_flight.pack(questions)}
@@ -259,7 +268,7 @@ class WorldRuntime:
         self._now = self._began = float(state["now"])
         self._events = [_Event(*event) for event in state["events"]]
         heapq.heapify(self._events)
-        self._numbered = 1 + max((event.number for event in self._events), default=-1)
+        self._numbered = state["numbered"]
         self._sent = {q.round: q.broadcast for q in in_flight.unpack(tensors, broadcast)}
         self.commit()
 

@@ -80,7 +80,15 @@ class Crowd:
             )
             return first * world.chance(moment, task.clients)
 
-        found = chance(crowd).mean() / np.maximum(chance(task), TINY)
+        of_crowd, most = chance(crowd), world.reweighs
+        mean = of_crowd.mean()
+
+        def factor(chances: Values) -> Values:
+            return np.minimum(mean / np.maximum(chances, TINY), most)
+
+        # Over the clients that reply, which do so with their chances.
+        usual = (of_crowd * factor(of_crowd)).sum() / max(of_crowd.sum(), TINY)
+        found = factor(chance(task)) / max(usual, TINY)
         return dict(zip(task.clients.tolist(), found.tolist(), strict=True))
 
 

@@ -98,7 +98,7 @@ def _content(path: Path) -> bytes:
     try:
         return read_named(path, "a trace", LARGEST)
     except OSError as error:
-        raise FedMomError(f"file {path} cannot be read: {of_system(error)}.") from None
+        raise FedMomError(f"file {of_system(error, path)}") from None
 
 
 def _table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
