@@ -174,7 +174,7 @@ class TestTimes:
         network = worlds.network(down=8, up=16, spread=0)  # 2 s
         dropped = conditions(speed, network, worlds.deadline(seconds=3.9))
         outcome = dropped.outcomes(Moment(0, 0.0), task([1]))
-        assert told(outcome) == ([3.9], ["it missed the deadline of 3.9 s"])
+        assert told(outcome) == ([3.9], ["simulated: it missed the deadline of 3.9 s"])
         shortened = conditions(speed, network, worlds.deadline(seconds=3.5, late="shortened"))
         assert shortened.shortened(0, task([1])).tolist() == [7]  # (3.5 - 2) / 0.2
         outcome = shortened.outcomes(Moment(0, 0.0), task([1]))
@@ -191,9 +191,9 @@ class TestTimes:
         path.write_text("client,start,end\n0,0,100\n1,0,5\n")
         world = conditions(worlds.trace(file=path), worlds.speed(median=5, spread=0))
         found = world.outcomes(Moment(0, 0.0), task([0, 1]))
-        assert found.reasons == ["", "it went offline"]
+        assert found.reasons == ["", "simulated: it went offline"]
         found = world.outcomes(Moment(0, 50.0), task([0, 1]))
-        assert told(found) == ([10.0, 0.0], ["", "it was not there"])
+        assert told(found) == ([10.0, 0.0], ["", "simulated: it was not there"])
 
 
 class TestFailures:
@@ -214,7 +214,7 @@ class TestFailures:
     def test_stragglers_may_be_dropped(self):
         world = conditions(worlds.partial(share=0.5, replies="dropped"))
         reasons = world.outcomes(Moment(0, 0.0), task(MANY)).reasons
-        assert share_of([reason == "it took fewer steps" for reason in reasons], 0.45)
+        assert share_of([reason == "simulated: it took fewer steps" for reason in reasons], 0.45)
 
 
 class TestTraces:

@@ -22,14 +22,13 @@ from fedmom.experiments.checkpoints import Checkpoint, Tensors
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.observers import Event, Observers, TensorBoard
-from fedmom.experiments.results import Result
+from fedmom.experiments.results import Result, faults_of
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 FRUITLESS = 10  # rounds in a row, in which every reply was rejected, end a run
-FRUITLESS_IN_WORLD = 1000  # where clients are meant to fail
 ROWS_IN_MEMORY = 10_000  # rounds: of a longer run, the log is read at the end
 
 
@@ -122,9 +121,9 @@ class _Execution:
         fruitless = _fruitless(self._rounds)
         how: dict[str, Any] = {"commit": False, "watch": self._diagnostics}
         for state, record in self._experiment.train(self._done, self._runtime, **how):
-            fruitless = fruitless + 1 if record.rejected and not record.replies else 0
-            if fruitless >= self._fruitless_end():
-                client, reason = record.rejected[-1]
+            fruitless = fruitless + 1 if _is_fruitless(record.row()) else 0
+            if fruitless >= min(FRUITLESS, self._config.rounds):
+                client, reason = faults_of(record.row())[-1]
                 raise BadReplyError(
                     f"Every reply was rejected in {fruitless} rounds in a row (client {client}:"
                     f" {reason}). Fix the clients, or the settings, and resume the run."
@@ -144,11 +143,6 @@ class _Execution:
             if why := self._tell(state, record, evals):
                 return why
         return ""
-
-    def _fruitless_end(self) -> int:
-        """Return how many fruitless rounds in a row end the run."""
-        most = FRUITLESS if self._config.world is None else FRUITLESS_IN_WORLD
-        return min(most, self._config.rounds)
 
     def begin(self, say: Say, *, accept_changes: bool) -> None:
         """Take the state to start from: the checkpoint's, or a new one, evaluated and saved.
@@ -241,9 +235,11 @@ class _Execution:
             self._saved = state.round
 
 
+def _is_fruitless(row: Mapping[str, Any]) -> bool:
+    """Return whether a round had no reply, and not only because the world is as it is."""
+    return bool(faults_of(row)) and not row.get("replies")
+
+
 def _fruitless(rounds: Sequence[Mapping[str, Any]]) -> int:
     """Return in how many rounds, up to the last one, every reply was rejected."""
-    found = itertools.takewhile(
-        lambda row: row.get("rejected") and not row.get("replies"), reversed(rounds)
-    )
-    return len(list(found))
+    return len(list(itertools.takewhile(_is_fruitless, reversed(rounds))))

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, parse_json, read_file, slug
-from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
+from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, SIMULATED, UNRANKED
 from fedmom.experiments import run_labels
 from fedmom.experiments.checkpoints import check_lines
 from fedmom.experiments.folder import RunFolder
@@ -192,11 +192,11 @@ class Result:
 
     def rejected(self) -> str:
         """Return how many replies were rejected, and why, as sentences; nothing if none was."""
-        reasons = Counter(why for row in self.rounds for _, why in row.get("rejected", ()))
+        reasons = Counter(why for row in self.rounds for _, why in faults_of(row))
         if not reasons:
             return ""
         count = reasons.total() + sum(row.get("replies", 0) for row in self.rounds)
-        fruitless = sum(bool(row.get("rejected")) and not row.get("replies") for row in self.rounds)
+        fruitless = sum(bool(faults_of(row)) and not row.get("replies") for row in self.rounds)
         named = [f"{why} ({n:,})" for why, n in reasons.most_common(REASONS_NAMED)]
         more = len(reasons) - len(named)
         text = (
@@ -262,6 +262,11 @@ class Group:
     def seconds_to(self, goal: float) -> list[float | None]:
         """Return the simulated time of each run to a test metric."""
         return [run.seconds_to(goal) for run in self.runs]
+
+
+def faults_of(row: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return the rejected replies of a round, but for those that a simulated world has lost."""
+    return [(k, why) for k, why in row.get("rejected", ()) if not why.startswith(SIMULATED)]
 
 
 def read(path: Path) -> Result:

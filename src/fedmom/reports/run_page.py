@@ -53,11 +53,11 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
         "Metrics of the method": curves.noted("metrics", groups),
         "Diagnostics": curves.noted("diagnostics", groups),
     }
-    shares, tables_of_devices = simulated.shares(groups), _devices(results)
+    tables_of_devices = _devices(results)
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
         *(Section(title, [figure]) for title, figure in figures.items() if figure),
-        *([Section("Simulated world", [shares])] if shares else []),
+        *_world(groups),
         *_theory(groups),
         *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
         Section("Settings", _settings(groups)),
@@ -139,6 +139,14 @@ def _theory(groups: Sequence[Group]) -> list[Section]:
     """Return what `fedmom theory check` has found about the runs, if it was called."""
     said = [f"{name}: {text}" for name, run in _named(groups) if (text := run.theory())]
     return [Section("Theory", [Words("\n\n".join(said))])] if said else []
+
+
+def _world(groups: Sequence[Group]) -> list[Section]:
+    """Return who replied in a simulated world, and who did not."""
+    shares = simulated.shares(groups)
+    if shares is None:
+        return []
+    return [Section("Simulated world", [Words("\n\n".join(simulated.losses(groups))), shares])]
 
 
 def _numbers(groups: Sequence[Group], goal: float | None) -> list[Part]:

@@ -2,14 +2,17 @@
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Sequence
 
+from fedmom.core.types import SIMULATED
 from fedmom.experiments.results import Group, Points, Result, ranked_by
 from fedmom.experiments.seed_statistics import interval
 from fedmom.reports.charts import Chart, Figure, Grid, Line
 from fedmom.reports.curves import bands_note
 from fedmom.reports.result_tables import NONE, mean_text, over_seeds_note, unit_of
 
+NAMED = 4  # reasons
 POINTS = 200  # of a curve over time
 QUARTERS = {
     "size": ("smallest quarter", "second", "third", "largest quarter"),
@@ -73,6 +76,30 @@ def _timed(run: Result, split: str, key: str) -> list[tuple[float, float]]:
 def _at(curve: Sequence[tuple[float, float]], time: float) -> float:
     place = bisect.bisect_right(curve, time, key=lambda point: point[0])
     return curve[max(0, place - 1)][1]
+
+
+def losses(groups: Sequence[Group]) -> list[str]:
+    """Return, for every group in a world, how many replies did not come, and why."""
+    return [text for group in groups if (text := _lost(group))]
+
+
+def _lost(group: Group) -> str:
+    rows = [row for run in group.runs for row in run.rounds if "simulated_seconds" in row]
+    reasons = Counter(
+        why.removeprefix(SIMULATED)
+        for row in rows
+        for _, why in row.get("rejected", ())
+        if why.startswith(SIMULATED)
+    )
+    if not reasons:
+        return ""
+    asked = sum(len(row["cohort"]) for row in rows)
+    empty = sum(not row["replies"] for row in rows)
+    named = "; ".join(f"{why} ({n:,})" for why, n in reasons.most_common(NAMED))
+    step = f" {empty:,} of {len(rows):,} rounds had no reply and took no step." if empty else ""
+    return (
+        f"{group.label}: of {asked:,} clients that were asked, some did not reply: {named}.{step}"
+    )
 
 
 def shares(groups: Sequence[Group]) -> Grid | None:

@@ -13,6 +13,7 @@ from fedmom.algorithms.workload import Workload
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.registry import joined
+from fedmom.core.types import SIMULATED
 from fedmom.world import WORLDS
 from fedmom.world.base import Clients, Draws, Moment, Task, Truths, Values, World
 
@@ -159,16 +160,16 @@ class Conditions:
         seconds = self.seconds(round_, task._replace(steps=steps))
         reasons = np.full(len(clients), "", object)
         if not all(part.keeps_partial for part in self.parts):
-            reasons[steps < task.steps] = "it took fewer steps"
+            reasons[steps < task.steps] = SIMULATED + "it took fewer steps"
         for part, draws in self.drawn:
             if part.drops is not None:
                 after = np.asarray(part.drops(draws, round_, clients), np.float64)
-                reasons[after < 1] = "it dropped out"
+                reasons[after < 1] = SIMULATED + "it dropped out"
                 seconds = seconds * np.minimum(after, 1)
         # The clock of the simulation has rounding errors; a reply at the deadline is in time.
         late = seconds > self.deadline * (1 + 1e-9)
         seconds = np.where(late, self.deadline, seconds)
-        reasons[late] = f"it missed the deadline of {self.deadline:g} s"
+        reasons[late] = f"{SIMULATED}it missed the deadline of {self.deadline:g} s"
         if self.has_availability:
             seconds, reasons = self._gone(moment, clients, seconds, reasons)
         return Outcomes(seconds, reasons.tolist())
@@ -179,8 +180,8 @@ class Conditions:
         for place in np.flatnonzero((seconds > 0) & ~away):
             then = moment._replace(seconds=moment.seconds + float(seconds[place]))
             if not self.available(then, clients[[place]])[0] and not reasons[place]:
-                reasons[place] = "it went offline"
-        reasons[away] = "it was not there"
+                reasons[place] = SIMULATED + "it went offline"
+        reasons[away] = SIMULATED + "it was not there"
         return np.where(away, 0.0, seconds), reasons
 
 

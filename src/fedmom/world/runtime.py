@@ -13,7 +13,7 @@ import numpy as np
 from fedmom.algorithms.workload import Workload
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.types import Params
+from fedmom.core.types import SIMULATED, Params
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Budget, Clients, Failure, Runtime, Scores, Snapshot
 from fedmom.runtimes.in_flight import Question
@@ -304,7 +304,7 @@ class WorldRuntime:
         if self._conditions.has_availability:
             if not self._conditions.pause:
                 self._now += WAIT
-            yield Failure(NOBODY, "nobody was there", self._round)
+            yield Failure(NOBODY, f"{SIMULATED}nobody was there", self._round)
 
     def _due(self, wanted: int) -> tuple[list[_Event], list[_Event]]:
         """Take the next events until so many replies are among them; return replies and others."""
@@ -317,7 +317,8 @@ class WorldRuntime:
         if self._waits:  # sums are as without a world
             replies.sort(key=lambda event: event.number)
         if len(replies) < min(self._conditions.least, wanted) and not self._events:
-            why = f"the round had {len(replies)} of at least {self._conditions.least} replies"
+            fewest = f"{len(replies)} of at least {self._conditions.least} replies"
+            why = f"{SIMULATED}the round had {fewest}"
             others += [event._replace(reason=why) for event in replies]
             replies = []
         return replies, others
