@@ -5,7 +5,8 @@
 
 Every line is ten runs, seeds 0 to 9, on synthetic:clients=100 with logistic regression and M=10;
 where nothing else is said, 150 rounds of 10 local steps with the default learning rate of its
-algorithm (0.01 for FedAvg, 0.001 for FedMom). What is in a folder is not run again. Intervals are 95 %, by Student's t; differences are paired by seed.
+algorithm (0.01 for FedAvg, 0.001 for FedMom). What is in a folder is not run again. Intervals are
+95 %, by Student's t; differences are paired by seed.
 """
 
 import sys
