@@ -254,6 +254,7 @@ class _Rounds:
         watch: Watch | None,
     ) -> None:
         self._runtime, self._pace, self._watch = runtime, pace, watch
+        self._clock = runtime if isinstance(runtime, Clocked) else None
         self._workload = runtime.workload
         self._samples, self._seed = self._workload.data.train.size.view(), self._workload.seed
         self._samples.flags.writeable = False  # samplers and paces are given them
@@ -308,8 +309,8 @@ class _Rounds:
             rejected=tuple(self._admission.rejected),
             metrics=self._metrics(collected, stepped),
         )
-        if isinstance(self._runtime, Clocked):
-            simulated, counts = self._runtime.simulated_seconds, self._runtime.counts
+        if self._clock is not None:
+            simulated, counts = self._clock.simulated_seconds, self._clock.counts
             record = replace(record, simulated_seconds=simulated, world=counts)
         return State(state.round + 1, *stepped.carried), record, following
 
