@@ -10,6 +10,7 @@ from scipy.stats import hypergeom
 import fedmom
 from fedmom import Moment, World, worlds
 from fedmom.runtimes.base import Block, Failure
+from fedmom.training.pace import Buffered
 from fedmom.training.samplers import LARGE, uniform
 from fedmom.world.pace import Present, WorldPace
 from fedmom.world.shares import among_first
@@ -199,6 +200,26 @@ class TestFailedRounds:
         ((_, record),) = trained(runtime_in(world, Everybody()), 1)
         assert record.replies == 3
         assert [client for client, _ in record.rejected] == [0, 2, 4]
+
+    def test_what_a_round_leaves_untaken_is_asked_again(self):
+        """A pace may have enough before all that its round usually has is taken."""
+
+        class Early(Buffered):
+            def enough(self, replies):
+                return replies >= 8
+
+        data = fedmom.load_data("synthetic:clients=30")
+        model = fedmom.build_model("logreg", data.features)
+        work = fedmom.LocalWork(lr=0.1, steps=1)
+        method = fedmom.Algorithm(fedmom.servers.fedavg(), work)
+        inner = fedmom.LocalRuntime(fedmom.Workload(data, model, method))
+        runtime = fedmom.WorldRuntime(inner, Early(uniform, 20, 24), "speed")
+        left = 0
+        for _, record in fedmom.train(runtime, pace=runtime.pace, rounds=4):
+            left += len(record.cohort) - record.replies
+            assert len(runtime.under_way()) == left
+            assert not inner.under_way()
+            assert 8 <= record.replies < 20
 
 
 class TestPartialWork:

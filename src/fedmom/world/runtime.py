@@ -3,7 +3,7 @@
 import heapq
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -207,8 +207,6 @@ class WorldRuntime:
         self._begin()
         self._is_open = False
         asked, self._asked_now = self._asked_now, []
-        if self._inner.under_way():  # some that took longer than a real timeout
-            yield from self._inner.replies(timeout)
         if not self._events:
             yield from self._nobody()
             return
@@ -220,19 +218,21 @@ class WorldRuntime:
             self._factors = self._crowd.factors(moment, task, counted)
         wanted = len(self._events) if self._waits else self._plain.rows
         while self._events:
-            yield from self._answers(*self._due(wanted), timeout)
+            have_come = yield from self._answers(*self._due(wanted), timeout)
+            if not have_come:
+                return
             wanted = 1
 
     def under_way(self) -> list[tuple[int, int]]:
         """Return (client, round) of everybody who was asked and has not answered."""
-        own = [(event.client, event.round) for event in sorted(self._events)]
-        return own + list(self._inner.under_way())
+        return [(event.client, event.round) for event in sorted(self._events)]
 
     def cancel(self) -> None:
         """Forget everybody who was asked and has not answered."""
         self._events.clear()
         self._asked_now.clear()
         self._sent.clear()
+        self._is_open = False
         self._inner.cancel()
 
     def evaluate(self, params: Params, split: str, budget: Budget = None) -> Scores:
@@ -325,8 +325,8 @@ class WorldRuntime:
 
     def _answers(
         self, replies: list[_Event], others: list[_Event], timeout: float | None
-    ) -> Iterator[Block | Failure]:
-        """Let clients compute what is due."""
+    ) -> Generator[Block | Failure, None, bool]:
+        """Let clients compute what is due; return whether all of it has come in time."""
         for event in others:
             yield Failure(event.client, event.reason, event.round)
         first = 0
@@ -336,13 +336,23 @@ class WorldRuntime:
                 names = np.array([e.client for e in replies[first:last]], np.int64)
                 self._inner.ask(event.round, names, self._sent[event.round])
                 first = last
-        for answer in self._inner.replies(timeout) if replies else ():
-            if isinstance(answer, Failure):
-                yield answer
-                continue
-            weight = self._plain.weight(self._round - answer.version)
-            self._count("replied", self._task(answer.version, answer.clients), weight)
-            yield self._reweighed(answer)
+        waiting = {event.client: event for event in replies}
+        try:
+            for answer in self._inner.replies(timeout) if replies else ():
+                for client in _clients_of(answer):
+                    waiting.pop(client, None)
+                yield answer if isinstance(answer, Failure) else self._reply(answer)
+        finally:  # the round may have enough before all is taken
+            if waiting:
+                self._inner.cancel()
+                for event in waiting.values():
+                    heapq.heappush(self._events, event)
+        return not waiting
+
+    def _reply(self, block: Block) -> Block:
+        weight = self._plain.weight(self._round - block.version)
+        self._count("replied", self._task(block.version, block.clients), weight)
+        return self._reweighed(block)
 
     def _reweighed(self, block: Block) -> Block:
         if not self._conditions.reweighs:
@@ -361,3 +371,10 @@ class WorldRuntime:
                 self._counts[f"{what}/{name}/{place + 1}"] += 1
                 if what == "replied" and self._plain.keeps_late:
                     self._counts[f"weight/{name}/{place + 1}"] += weight
+
+
+def _clients_of(answer: Block | Failure) -> list[int]:
+    if isinstance(answer, Failure):
+        return [answer.client]
+    found: list[int] = answer.clients.tolist()
+    return found
