@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedmom
 from fedmom import Draws, Moment, Task, worlds
-from fedmom.core.prng import hashed
+from fedmom.core.prng import hashed_uniform
 from fedmom.world.base import World
 from fedmom.world.conditions import Conditions
 
@@ -79,7 +79,7 @@ class TestDraws:
         key = jax.random.wrap_key_data(np.array([7, 9], np.uint32), impl="threefry2x32")
         words = np.asarray(jax.random.key_data(jax.random.fold_in(key, 5))).astype(np.uint64)
         expected = ((words[0] << np.uint64(21)) | (words[1] >> np.uint64(11))) + 0.5
-        assert hashed(7, 9, 0, [5]) == expected * 2.0**-53
+        assert hashed_uniform(7, 9, 0, [5]) == expected * 2.0**-53
 
     def test_a_second_part_of_a_name_has_numbers_of_its_own(self):
         twice = conditions(worlds.dropout(rate=0.5), worlds.dropout(rate=0.5))

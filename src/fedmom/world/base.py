@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.core.arguments import checked_class
-from fedmom.core.prng import hashed
+from fedmom.core.prng import hashed_uniform
 
 Clients = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Draws(NamedTuple):
                 number for good.
             use: Tells numbers apart that are drawn for different ends.
         """
-        return hashed(self.seed, zlib.crc32(f"{self.name}/{use}".encode()), round_, clients)
+        return hashed_uniform(self.seed, zlib.crc32(f"{self.name}/{use}".encode()), round_, clients)
 
 
 class Moment(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import bdtr
 
 from fedmom.algorithms.workload import Workload
-from fedmom.core.prng import hashed
+from fedmom.core.prng import hashed_uniform
 from fedmom.training.samplers import cohort
 from fedmom.world.base import Clients, Moment, Task, Values
 from fedmom.world.conditions import Conditions
@@ -107,7 +107,7 @@ def quarters(values: Values, ties: Values, edges: Sequence[tuple[float, float]])
 
 def ties_of(seed: int, clients: Clients) -> Values:
     """Return what orders clients that are equal."""
-    return hashed(seed, TIES, 0, clients)
+    return hashed_uniform(seed, TIES, 0, clients)
 
 
 def among_first(
