@@ -50,7 +50,7 @@ class Moment(NamedTuple):
 
     Args:
         round: The round in which they are asked, counted from 0.
-        seconds: The simulated time.
+        seconds: The simulated time, one number or one for every client.
 
     Examples:
         >>> Moment(round=3, seconds=360.0).seconds
@@ -58,7 +58,7 @@ class Moment(NamedTuple):
     """
 
     round: int
-    seconds: float
+    seconds: float | Values
 
 
 class Task(NamedTuple):

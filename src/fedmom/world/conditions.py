@@ -177,10 +177,10 @@ class Conditions:
     def _gone(self, moment: Moment, clients: Clients, seconds: Values, reasons: Any) -> Any:
         """Note who is not there, or will have gone when its reply is due."""
         away = ~self.available(moment, clients)
-        for place in np.flatnonzero((seconds > 0) & ~away):
-            then = moment._replace(seconds=moment.seconds + float(seconds[place]))
-            if not self.available(then, clients[[place]])[0] and not reasons[place]:
-                reasons[place] = SIMULATED + "it went offline"
+        if (seconds > 0).any():
+            then = moment._replace(seconds=moment.seconds + seconds)
+            gone = ~self.available(then, clients) & (reasons == "")
+            reasons[gone] = SIMULATED + "it went offline"
         reasons[away] = SIMULATED + "it was not there"
         return np.where(away, 0.0, seconds), reasons
 

@@ -132,7 +132,8 @@ def outages(
 
     def available(draws: Draws, moment: Moment, clients: Clients) -> Truths:
         group = np.floor(draws.uniform(clients, use="group") * groups).astype(np.int64)
-        return draws.uniform(group, int(moment.seconds // seconds), "away") >= share
+        slot = np.floor(np.asarray(moment.seconds) / seconds).astype(np.int64)
+        return draws.uniform(group, slot, "away") >= share
 
     return World("outages", available, chance)
 

@@ -42,10 +42,12 @@ class Availability(NamedTuple):
     end: NDArray[np.float64]
     period: NDArray[np.float64]
 
-    def at(self, seconds: float, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return who is there."""
-        followed = clients % len(self.period)
-        return np.array([self._is_there(int(k), seconds) for k in followed], bool)
+    def at(
+        self, seconds: float | NDArray[np.float64], clients: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return who is there, at one time or at one for every client."""
+        pairs = np.broadcast(clients % len(self.period), seconds)
+        return np.array([self._is_there(int(k), float(t)) for k, t in pairs], bool)
 
     def _is_there(self, k: int, seconds: float) -> bool:
         first, last = self.first[k], self.first[k + 1]
