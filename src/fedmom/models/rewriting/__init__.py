@@ -5,10 +5,18 @@ from typing import Any
 
 from fedmom.models.base import Model
 from fedmom.models.rewriting.convolutions import convolution
+from fedmom.models.rewriting.products import product
+from fedmom.models.rewriting.scans import scan
+from fedmom.models.rewriting.sums import total
 from fedmom.models.rewriting.walk import Replacement, rewritten
 
 # A replacement is one function and one row.
-REPLACEMENTS: dict[str, Replacement] = {"conv_general_dilated": convolution}
+REPLACEMENTS: dict[str, Replacement] = {
+    "conv_general_dilated": convolution,
+    "dot_general": product,
+    "reduce_sum": total,
+    "scan": scan,
+}
 WRITTEN = ("built_in", "char_gpt")  # of fedmom.models: nets that are fast as they are
 
 
