@@ -126,8 +126,7 @@ def carried(function, *arguments):
 def test_sums_of_products_are_not_carried():
     loss, arguments = recurrent({"batch": 2, "wider": 3, "length": 4, "joined": True})
     gradient = jax.grad(loss)
-    # The states, the bias, and the weights of the input: three numbers of a sample are more rows
-    # than what they add to has.
+    # Two states, and the gradients of four weights and the bias.
     assert carried(gradient, *arguments)[-1] == 2 + 5
     assert carried(rewritten(gradient, {"scan": scan}), *arguments)[-1] == 2 + 1
 

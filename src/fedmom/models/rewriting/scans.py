@@ -7,7 +7,7 @@ once, before the loop.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,9 +40,8 @@ def scan(*inputs: Any, jaxpr: ClosedJaxpr, **params: Any) -> list[Any] | None:
     given |= dict(zip(body.consts + body.carry, consts + first, strict=True))
     once = {equation: turned(given[w]) for equation, w in weights.items()}
     kept = [i for i in range(len(first)) if i not in sums]
-    products = {id(term.product): term.product for terms in sums.values() for term in terms}
-    read = [factor for product in products.values() for factor in product.invars]
-    factors = list(dict.fromkeys(factor for factor in read if factor not in body.xs))
+    products = products_of(sums)
+    factors = body.factors(products)
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         known = given | dict(zip(body.xs, x, strict=True))
@@ -62,10 +61,15 @@ def scan(*inputs: Any, jaxpr: ClosedJaxpr, **params: Any) -> list[Any] | None:
     last, (ys, made) = lax.scan(step, [first[i] for i in kept], xs, **options)
     known = dict(zip(body.xs, xs, strict=True))
     known |= dict(zip(factors, made, strict=True))
-    whole = {i: _of_all_steps(p, *(known[v] for v in p.invars)) for i, p in products.items()}
+    whole = {id(p): _of_all_steps(p, *(known[body.same(v)] for v in p.invars)) for p in products}
     for i, terms in sums.items():
         last.insert(i, first[i] + sum(_moved(whole[id(t.product)], t.moves) for t in terms))
     return [*last, *ys]
+
+
+def products_of(sums: dict[int, list[Term]]) -> list[JaxprEqn]:
+    """Return the products of all terms, each once."""
+    return list({id(t.product): t.product for terms in sums.values() for t in terms}.values())
 
 
 class _Body:
@@ -78,7 +82,16 @@ class _Body:
         self._made: dict[Any, JaxprEqn] = {
             v: equation for equation in jaxpr.eqns for v in equation.outvars
         }
+        self._same = dict(self._equal())
         self._read = [v for equation in jaxpr.eqns for v in equation.invars] + jaxpr.outvars
+
+    def _equal(self) -> Iterator[tuple[Var, Var]]:
+        """Yield values that the same concatenation makes, as the gates' gradients are in flax."""
+        first: dict[Any, Var] = {}
+        for equation in self.jaxpr.eqns:
+            if equation.primitive.name == "concatenate":
+                what = (equation.params["dimension"], *map(id, equation.invars))
+                yield equation.outvars[0], first.setdefault(what, equation.outvars[0])
 
     def parted(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Divide what belongs to the inputs: constants, carried values, and what steps read."""
@@ -89,11 +102,24 @@ class _Body:
         """Return the carried values, by number, that are sums of products and nothing else."""
         found = {i: terms for i in range(len(self.carry)) if (terms := self._sum(i))}
         needed = self._behind(v for i, v in enumerate(self.jaxpr.outvars) if i not in found)
-        return {
+        found = {
             i: terms
             for i, terms in found.items()
             if all(needed.isdisjoint(term.product.outvars) for term in terms)
         }
+        products = products_of(found)
+        # What is kept of a step must not be more than what it adds up.
+        kept = sum(map(_size, self.factors(products)))
+        return found if kept <= sum(_size(product.outvars[0]) for product in products) else {}
+
+    def factors(self, products: list[JaxprEqn]) -> list[Any]:
+        """Return what must be kept of a step, each value once."""
+        found = [self.same(v) for product in products for v in product.invars]
+        return list(dict.fromkeys(v for v in found if v not in self.xs))
+
+    def same(self, v: Any) -> Any:
+        """Return the first value that is computed as this one is."""
+        return self._same.get(v, v)
 
     def _sum(self, i: int) -> list[Term]:
         """Return what is added to a carried value; nothing if it is read or changed otherwise."""
@@ -117,10 +143,7 @@ class _Body:
             v = self._made[v].invars[0]
         if not self._is(v, ("dot_general",)):
             return None
-        factors = self._made[v].invars
-        # What is kept of a step must not be more than what it adds up.
-        kept = sum(_size(factor) for factor in factors if factor not in self.xs)
-        if kept > _size(v) or any(f in self.consts + self.jaxpr.constvars for f in factors):
+        if any(f in self.consts + self.jaxpr.constvars for f in self._made[v].invars):
             return None
         return Term(self._made[v], moves)
 
