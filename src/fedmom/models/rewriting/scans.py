@@ -38,7 +38,7 @@ def scan(*inputs: Any, jaxpr: ClosedJaxpr, **params: Any) -> list[Any] | None:
     consts, first, xs = body.parted(inputs)
     given = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     given |= dict(zip(body.consts + body.carry, consts + first, strict=True))
-    once = {equation: turned(given[w]) for equation, w in weights.items()}
+    once = {w: turned(given[w]) for w in weights.values()}
     kept = [i for i in range(len(first)) if i not in sums]
     products = products_of(sums)
     factors = body.factors(products)
@@ -48,8 +48,8 @@ def scan(*inputs: Any, jaxpr: ClosedJaxpr, **params: Any) -> list[Any] | None:
         known |= {body.carry[i]: value for i, value in zip(kept, carry, strict=True)}
         for equation in body.jaxpr.eqns:
             values = [_read(known, v) for v in equation.invars]
-            if id(equation) in once:
-                outputs: Sequence[Any] = [_by_turned(equation, values[0], once[id(equation)])]
+            if w := weights.get(id(equation)):
+                outputs: Sequence[Any] = [_by_turned(equation, values[0], once[w])]
             else:
                 outputs = bound(equation, values)
             known |= dict(zip(equation.outvars, outputs, strict=True))
@@ -143,7 +143,8 @@ class _Body:
             v = self._made[v].invars[0]
         if not self._is(v, ("dot_general",)):
             return None
-        if any(f in self.consts + self.jaxpr.constvars for f in self._made[v].invars):
+        constant = self.consts + self.jaxpr.constvars
+        if any(isinstance(f, Literal) or f in constant for f in self._made[v].invars):
             return None
         return Term(self._made[v], moves)
 
