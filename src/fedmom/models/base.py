@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
-from fedmom.core.prng import centred_uniform
+from fedmom.core.prng import centred_uniform, is_key
 from fedmom.core.tracing import is_numeric, of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
@@ -163,7 +163,11 @@ class Adapted:
         return self.init(key)
 
     def merged(self, whole: Whole) -> Any:
-        """Return the parameters of ``base``; a pure function, for programs and for export."""
+        """Return the parameters of ``base``; a pure function, for programs and for export.
+
+        Args:
+            whole: What is trained, and what is frozen.
+        """
         params, frozen = whole
         if isinstance(params, Variables):
             return params._replace(trained=self.merge(params.trained, frozen))
@@ -242,7 +246,7 @@ def first_form(model: Model) -> Any:
             f"init of the model returns {short(found)}. It must return parameters, which are"
             " trained: an array, or lists, tuples and dicts of arrays."
         )
-    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(params)):
+    if any(map(is_key, jax.tree.leaves(params))):
         raise FedMomError(
             "The model's state has a random key, which cannot be averaged or kept. Leave it out:"
             " apply is given a key."

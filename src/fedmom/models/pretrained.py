@@ -1,14 +1,14 @@
 """Weights of a file as a model's first parameters."""
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_file
+from fedmom.core.files import read_file, user_path
+from fedmom.core.tensor_files import unpacked
 from fedmom.models.base import Model, first_form
 from fedmom.models.variables import listed, parameter_names
 
@@ -74,16 +74,14 @@ def checksum(file: str) -> str:
 
 def _content(file: str) -> bytes:
     try:
-        return read_file(Path(file), most=None)
+        return read_file(user_path(file, "file"), most=None)
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def _tensors(file: str) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
+    content = _content(file)
     try:
-        return load(_content(file))
-    except SafetensorError as error:
+        return unpacked(content)
+    except ValueError as error:
         raise FedMomError(f"{file} is not a safetensors file: {error}.") from None
