@@ -18,10 +18,12 @@ from jax import lax
 from fedmom.core.fusion import kernel
 
 DTYPES = (jnp.float32, jnp.float64)
+HALF = (jnp.bfloat16, jnp.float16)  # XLA computes with float32 all the same
 NARROW = 16  # channels and filters, up to which XLA does not use its fast code
 WIDE = 32  # filters that a narrow convolution is given instead
 MOST_PATCHES = 2**23  # numbers: 32 MB
 MOST_TERMS = 64  # of a sum that is written out
+MOST_GROUPS = 32  # that are computed one by one
 MOST_SAMPLES = 8  # that are added up in one pass
 Axes = tuple[int, ...]
 
@@ -69,38 +71,59 @@ class Windows(NamedTuple):
 
 def convolution(x: jax.Array, w: jax.Array, **params: Any) -> jax.Array | None:
     """Return ``lax.conv_general_dilated``, or None where there is no better form."""
-    pads = tuple(map(tuple, params["padding"]))
-    dilations = tuple(params["lhs_dilation"]), tuple(params["rhs_dilation"])
-    windows = Windows(tuple(params["window_strides"]), pads, *dilations)
-    (sample, channel, *places), (filter_, taken, *taps), shown = params["dimension_numbers"]
-    sizes = tuple(x.shape[a] for a in places), tuple(w.shape[a] for a in taps)
-    outputs, kind = windows.outputs(*sizes), params.get("preferred_element_type") or x.dtype
+    kind = params.get("preferred_element_type") or x.dtype
+    if x.dtype == w.dtype and x.dtype in HALF:
+        y = _computed(x.astype(jnp.float32), w.astype(jnp.float32), **params)
+        return y if y is None else y.astype(kind)
     if x.dtype not in DTYPES or x.dtype != w.dtype or x.dtype != kind:
         return None
+    return _computed(x, w, **params)
+
+
+def _computed(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    window_strides: Any,
+    padding: Any,
+    lhs_dilation: Any,
+    rhs_dilation: Any,
+    dimension_numbers: Any,
+    feature_group_count: int,
+    batch_group_count: int,
+    **_: Any,
+) -> jax.Array | None:
+    (sample, channel, *places), (filter_, taken, *taps), shown = dimension_numbers
+    pads = tuple(map(tuple, padding))
+    windows = Windows(tuple(window_strides), pads, tuple(lhs_dilation), tuple(rhs_dilation))
+    sizes = tuple(x.shape[a] for a in places), tuple(w.shape[a] for a in taps)
+    outputs = windows.outputs(*sizes)
     if not 1 <= len(places) <= 3 or 0 in (*x.shape, *w.shape, *outputs):
         return None
-    groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
-    # Images become (N, places, C), filters (taps, C, F).
-    images, filters = (sample, *places, channel), (*taps, taken, filter_)
-    result = (shown[0], *shown[2:], shown[1])
-    count = math.prod(outputs)
-    if groups == 1 and 2 * count <= math.prod(sizes[1]):
-        if batch_groups == x.shape[sample] == w.shape[filter_] > 1 and count <= MOST_TERMS:
-            x, w = _moved(x, (channel, *places, sample)), _moved(w, (taken, *taps, filter_))
+    result, count = (shown[0], *shown[2:], shown[1]), math.prod(outputs)
+    if feature_group_count == 1 and 2 * count <= math.prod(sizes[1]):
+        w_first = taken, *taps, filter_
+        if batch_group_count == x.shape[sample] == w.shape[filter_] > 1 and count <= MOST_TERMS:
+            x, w = _moved(x, (channel, *places, sample)), _moved(w, w_first)
             return _back(_few_by_channel(x, w, windows, outputs), result)
         if count * x.size <= MOST_PATCHES:
-            x, w = _moved(x, (sample, channel, *places)), _moved(w, (taken, *taps, filter_))
-            y = _few(x, w, windows, outputs, batch_groups)
+            x, w = _moved(x, (sample, channel, *places)), _moved(w, w_first)
+            y = _few(x, w, windows, outputs, batch_group_count)
             return _back(y, (*shown[2:], shown[0], shown[1]))
-    x, w = _moved(x, images), _moved(w, filters)
-    by_channel = groups == x.shape[-1] > 1 == w.shape[-2]
-    if by_channel and math.prod(sizes[1]) <= MOST_TERMS:
-        y = _by_channel(x, w, windows, outputs)
-    elif groups == batch_groups == 1 and set(windows.x_dilation) == {1}:
-        y = _wide(x, w, windows, outputs)
-    else:
-        y = _plain(x, w, windows, groups, batch_groups)
-    return _back(y, result)
+    x, w = _moved(x, (sample, *places, channel)), _moved(w, (*taps, taken, filter_))
+    return _back(_many(x, w, windows, outputs, feature_group_count, batch_group_count), result)
+
+
+def _many(
+    x: jax.Array, w: jax.Array, windows: Windows, outputs: Axes, groups: int, batch_groups: int
+) -> jax.Array:
+    """Equals ``_plain``: images (N, places, C) with filters (taps, C, F)."""
+    if groups == x.shape[-1] > 1 == w.shape[-2] and math.prod(w.shape[:-2]) <= MOST_TERMS:
+        return _by_channel(x, w, windows, outputs)
+    if batch_groups > 1 or groups > MOST_GROUPS or set(windows.x_dilation) != {1}:
+        return _plain(x, w, windows, groups, batch_groups)
+    pairs = zip(jnp.split(x, groups, -1), jnp.split(w, groups, -1), strict=True)
+    return jnp.concatenate([_wide(*pair, windows, outputs) for pair in pairs], -1)
 
 
 def _plain(
