@@ -162,6 +162,8 @@ def test_benchmarks_that_are_named_are_there():
 def test_snippets_run(block, capsys):
     if "import tokenizers" in block:
         pytest.importorskip("tokenizers", reason="needs the package tokenizers, of fedmom[dev]")
+    if "import torch\n" in block:
+        pytest.importorskip("torch", reason="torch is not installed")
     exec(compile(block, "snippet", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
 

@@ -336,7 +336,7 @@ def haiku_net():
     import haiku as hk
 
     def net(x):
-        x = hk.max_pool(jax.nn.relu(hk.Conv2D(6, 3)(x)), (2, 2, 1), (2, 2, 1), "VALID")
+        x = hk.max_pool(jax.nn.relu(hk.Conv2D(6, 3)(x[..., None])), (2, 2, 1), (2, 2, 1), "VALID")
         return hk.Linear(10)(hk.Flatten()(x))
 
     return hk.transform(net)

@@ -37,7 +37,9 @@ ADAPTATIONS = Registry(
 
 
 @checked
-def build(spec: str, features: "Features", *, integers: bool = False) -> "Model":
+def build(
+    spec: str, features: "Features", *, integers: bool = False, convert: bool = True
+) -> "Model":
     """Build a model by its name with options, fitted to the data's features.
 
     Args:
@@ -45,6 +47,7 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
         features: What the model must accept: ``data.features``.
         integers: Whether inputs are whole numbers, which features do not say: flax draws the
             parameters of a net with an example of its inputs.
+        convert: False leaves a PyTorch module what it is, for the runtime ``torch``.
 
     Returns:
         The model; the same object for equal arguments.
@@ -63,11 +66,11 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
 
     if not isinstance(features, Features):
         raise FedMomError(f"features is {short(features)}. It must be data.features.")
-    return _build(spec, features, integers=integers)
+    return _build(spec, features, integers=integers, convert=convert)
 
 
 @cached_by_name  # equal models are one object, so that runs share compiled programs
-def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
+def _build(spec: str, features: "Features", *, integers: bool, convert: bool) -> "Model":
     from fedmom.core.compilation import keep_programs
     from fedmom.models.base import Model, fitted
 
@@ -77,7 +80,7 @@ def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
         return fitted(made, features)
     from fedmom.models.adapters import example, of_net
 
-    return of_net(made, features, example(features, integers=integers))
+    return of_net(made, features, example(features, integers=integers), convert=convert)
 
 
 @cached_by_name

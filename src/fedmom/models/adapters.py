@@ -33,6 +33,7 @@ def model(
     metrics: Sequence[str | Metric | Callable[..., jax.Array]] | None = None,
     state: StateChoice = "average",
     has_state: bool = False,
+    convert: bool = True,
 ) -> Model:
     """Make a model of a net of flax, equinox or haiku, or of two plain functions.
 
@@ -61,6 +62,7 @@ def model(
             scale and shift, as in FedBN (Li et al. 2021).
         has_state: A pair of plain functions has state: ``init(key) -> params, state`` and
             ``apply(params, state, x, key) -> outputs, state``.
+        convert: False leaves a PyTorch module what it is, for the runtime ``torch``.
 
     Returns:
         The model.
@@ -83,7 +85,7 @@ def model(
             raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
         found = build(net, features)
     else:
-        found = of_net(net, features, example(data), state, has_state=has_state)
+        found = of_net(net, features, example(data), state, has_state=has_state, convert=convert)
     own = pick(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     measured = found.metrics if metrics is None else _metrics(metrics)
     return found._replace(loss=own or found.loss, metrics=measured)
@@ -96,6 +98,7 @@ def of_net(
     state: StateChoice = "average",
     *,
     has_state: bool = False,
+    convert: bool = True,
 ) -> Model:
     """Make a model of a net, with the loss and metrics of the data's task.
 
@@ -105,7 +108,10 @@ def of_net(
         x: A batch of inputs, for its shape and type.
         state: As for ``model``.
         has_state: As for ``model``.
+        convert: As for ``model``.
     """
+    if not convert:
+        return _unconverted(net, features, x, state)
 
     def made(x: NDArray[Any]) -> Model:
         return _model(_net(net, jnp.asarray(x), has_state=has_state), state)
@@ -127,6 +133,22 @@ def example(data: FederatedData | Features, *, integers: bool = False) -> NDArra
         return example(data.features, integers=has_integers(data))
     whole = integers or data.kind == "text"
     return np.zeros((1, *data.shape), np.int32 if whole else np.float32)
+
+
+def _unconverted(net: Any, features: Features, x: NDArray[Any], state: StateChoice) -> Model:
+    """Return the model of a PyTorch module that stays what it is."""
+    if "torch" not in _homes(type(net)):
+        raise FedMomError(
+            f"net is {short(net)}. The runtime torch, and convert=False, are for a torch.nn.Module."
+        )
+    if state != "average":
+        raise FedMomError(
+            f'state "{state}" is not for a module that is trained in PyTorch. Leave it out.'
+        )
+    from fedmom.models.torch_modules import of_module
+
+    loss, metrics = TASKS[features.task]
+    return of_module(net, features, x)._replace(loss=loss, metrics=metrics)
 
 
 def has_integers(data: FederatedData) -> bool:

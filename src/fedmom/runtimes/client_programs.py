@@ -80,7 +80,7 @@ def _compiled(
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
             of_numbers("run of the client returns an update,", update)
-            return update, _kept(state, after, (update, metrics)), dict(metrics)
+            return update, kept(state, after, (update, metrics)), dict(metrics)
 
         if way == "one":
             state = jax.tree.map(lambda s: s[0], states)
@@ -107,7 +107,7 @@ def _dealt(program: Callable[..., Answer], places: Any, *given: Any, capacity: i
     return shared(*given)
 
 
-def _kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:
+def kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:
     """Return a client's state, unchanged where its training diverged."""
     if not jax.tree.leaves(before):
         return before
