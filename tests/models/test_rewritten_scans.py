@@ -102,7 +102,7 @@ def test_values_and_derivatives_are_those_of_the_loop(extra):
 
 
 @pytest.mark.thorough
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.fixed_dictionaries(
         {
