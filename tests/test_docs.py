@@ -37,7 +37,12 @@ def blocks(language):
     """All code blocks of a language, with the page each is on."""
     pages = [page for page in PAGES if page not in (EXTENDING, *SESSIONS)]
     found = [(page.name, text) for page in pages for text in code(page, language)]
-    return [pytest.param(text, id=f"{name}-{i}") for i, (name, text) in enumerate(found)]
+    return [
+        pytest.param(
+            text, id=f"{name}-{i}", marks=[pytest.mark.thorough] * ("import torch\n" in text)
+        )
+        for i, (name, text) in enumerate(found)
+    ]
 
 
 def commands():

@@ -303,6 +303,7 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "clip": of(fedmom.clip, norm=1.0),
         "noise": of(fedmom.noise, std=1.0),
         "quantize": of(fedmom.quantize, bits=8),
+        "torch_op": of(fedmom.torch_op, name="aten.erfinv"),
         "Workload": lambda: Call(fedmom.Workload, dict(vars(_workload()), seed=0)),
         "Features": of(fedmom.Features, kind="vector", shape=(3,), classes=2, task="classes"),
         "FederatedData": lambda: Call(

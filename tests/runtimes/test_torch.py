@@ -29,7 +29,7 @@ from fedmom.runtimes.pytorch import setting_up
 from fedmom.runtimes.pytorch.memory import mapped, opened
 from fedmom.runtimes.pytorch.runtime import TorchRuntime
 from fedmom.runtimes.pytorch.solvers import SOLVERS
-from fedmom.runtimes.pytorch.training import Samples, Trainer
+from fedmom.runtimes.pytorch.training import TorchSamples, Trainer
 from tests.conftest import population, workload_of
 from tests.runtimes import torch_nets
 
@@ -87,7 +87,7 @@ def trained_here(workload, params, round_, client):
         setup.module,
         list(setup.params),
         setup.work,
-        Samples(workload.data.arrays, setup.window, setup.channels),
+        TorchSamples(workload.data.arrays, setup.window, setup.channels),
     )
     has = {**params.trained, **params.state} if isinstance(params, Variables) else params
     setup.module.load_state_dict({n: torch.tensor(np.asarray(a)) for n, a in has.items()})

@@ -5,8 +5,10 @@
 Importing this package does not import JAX: ``build`` does.
 """
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
@@ -105,10 +107,21 @@ def identified(specs: str) -> str:
     return "+".join(found)
 
 
+def _seeded(make: Callable[[], Any]) -> Any:
+    """Return what a function makes; a PyTorch module with the same weights in every process."""
+    made = make()
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(made, torch.nn.Module):
+        return made
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
 def _called(spec: str, features: "Features") -> object:
     """Call the function that a spec names; if a user's function fails, say how it is called."""
     try:
-        return MODELS.build(spec, features)
+        return _seeded(lambda: MODELS.build(spec, features))
     except FedMomError as error:
         if error.__cause__ is None:
             raise

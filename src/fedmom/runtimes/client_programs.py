@@ -22,6 +22,7 @@ from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.models.base import Model
+from fedmom.models.rewriting import fast
 from fedmom.runtimes.local_devices import CLIENTS, WHOLE, mesh
 
 Way = Literal["one", "few", "many", "dealt"]
@@ -91,7 +92,7 @@ def _compiled(
     if way == "dealt":
         places = (WHOLE, CLIENTS, WHOLE, WHOLE, CLIENTS, WHOLE, WHOLE)
         return jax.jit(partial(_dealt, program, places), static_argnames="capacity")
-    return jax.jit(program, static_argnames="capacity")
+    return jax.jit(fast(program, model), static_argnames="capacity")
 
 
 def _dealt(program: Callable[..., Answer], places: Any, *given: Any, capacity: int) -> Answer:

@@ -24,6 +24,7 @@ from fedmom.data.federated import Split
 from fedmom.models.adapters import example
 from fedmom.models.base import Model, first_form
 from fedmom.models.metrics import Metric, accuracy
+from fedmom.models.rewriting import fast
 from fedmom.models.variables import whole
 from fedmom.runtimes.base import Scores
 
@@ -260,7 +261,6 @@ def cap(sizes: NDArray[np.int64], budget: int | None) -> int:
 def _compile_score(model: Model, read: Reader) -> Score:
     batch = BATCH_ON_CPU if jax.default_backend() == "cpu" else CHUNK
 
-    @jax.jit
     def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
         def one_batch(rows: jax.Array) -> tuple[jax.Array, ...]:
             x, y = read(arrays, rows)
@@ -269,7 +269,7 @@ def _compile_score(model: Model, read: Reader) -> Score:
         found = jax.lax.map(one_batch, positions.reshape(-1, min(batch, len(positions))))
         return tuple(each.reshape(-1, *each.shape[2:]) for each in found)
 
-    return score
+    return jax.jit(fast(score, model))
 
 
 @lru_cache(maxsize=16)

@@ -27,7 +27,7 @@ main({given})"""
 
 
 @dataclass(eq=False)
-class Job:
+class TorchJob:
     """What a worker is asked, whose it is, and how many workers have ended over it."""
 
     message: Any
@@ -39,7 +39,7 @@ class Job:
 class _Worker:
     process: "subprocess.Popen[bytes]"
     connection: Connection
-    jobs: deque[Job] = field(default_factory=deque)
+    jobs: deque[TorchJob] = field(default_factory=deque)
     is_ready: bool = False
 
 
@@ -81,11 +81,11 @@ class Pool:
         """The ids of the processes."""
         return [worker.process.pid for worker in self._workers]
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: TorchJob) -> None:
         """Give a job to the worker that has the fewest."""
         self._send(min(self._workers, key=lambda worker: len(worker.jobs)), job)
 
-    def receive(self, timeout: float | None = None) -> list[tuple[Job, Answer]] | None:
+    def receive(self, timeout: float | None = None) -> list[tuple[TorchJob, Answer]] | None:
         """Wait until a worker says something; return the jobs that are answered.
 
         Returns:
@@ -93,7 +93,7 @@ class Pool:
         """
         connections = {worker.connection: at for at, worker in enumerate(self._workers)}
         heard = wait(list(connections), timeout)
-        answered: list[tuple[Job, Answer]] = []
+        answered: list[tuple[TorchJob, Answer]] = []
         for ready in heard:
             at = connections[ready]  # type: ignore[index]
             worker = self._workers[at]
@@ -136,7 +136,7 @@ class Pool:
 
     def _called(self, at: int, message: Any) -> Answer | None:
         worker = self._workers[at]
-        job = Job(message, ended=TRIES)  # not asked again by ``_replace``
+        job = TorchJob(message, ended=TRIES)  # not asked again by ``_replace``
         self._send(worker, job)
         while (answer := _received(worker)) is not None and not worker.is_ready:
             _begin(worker, answer)
@@ -145,12 +145,12 @@ class Pool:
             self._replace(at)
         return answer
 
-    def _send(self, worker: _Worker, job: Job) -> None:
+    def _send(self, worker: _Worker, job: TorchJob) -> None:
         worker.jobs.append(job)
         with contextlib.suppress(OSError):  # it has ended, which ``receive`` finds
             worker.connection.send(job.message)
 
-    def _replace(self, at: int) -> list[tuple[Job, Answer]]:
+    def _replace(self, at: int) -> list[tuple[TorchJob, Answer]]:
         """Start another process in place of one that has ended, with its jobs.
 
         Returns:

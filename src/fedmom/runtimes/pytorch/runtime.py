@@ -28,7 +28,7 @@ from fedmom.runtimes.client_states import Simulated
 from fedmom.runtimes.in_flight import Question
 from fedmom.runtimes.pytorch import memory, setting_up
 from fedmom.runtimes.pytorch.memory import Memory
-from fedmom.runtimes.pytorch.pool import AHEAD, Job, Pool
+from fedmom.runtimes.pytorch.pool import AHEAD, Pool, TorchJob
 from fedmom.runtimes.pytorch.worker import Answer as Reply
 from fedmom.runtimes.pytorch.worker import Scoring, Training
 from fedmom.runtimes.scoring import Scorer, compile_measures
@@ -49,7 +49,7 @@ class _Ticket:
     is_cancelled: bool = False
 
 
-class Trained(NamedTuple):
+class TorchTrained(NamedTuple):
     """Stands where a client finds its ``LocalProblem``: the training is done already."""
 
     params: Params
@@ -209,7 +209,7 @@ class TorchRuntime(Simulated):
             steps=self._work.taken(question.round, client, size),
             lr=schedules.at(self._work.lr, question.round),
         )
-        self._pool.submit(Job(task, ticket))
+        self._pool.submit(TorchJob(task, ticket))
 
     def _words_of(self, question: Question) -> dict[int, Any]:
         """Return the keys of clients in a round, as two words each."""
@@ -340,7 +340,7 @@ def _compiled(client: Client) -> Callable[..., Answer]:
         names = _trained(_model_in(broadcast))
         params = {name: has[name] for name in names}
         state = {name: value for name, value in has.items() if name not in names}
-        returned = client.run(broadcast, before, Trained(params, state, loss), own)
+        returned = client.run(broadcast, before, TorchTrained(params, state, loss), own)
         update, after, metrics = reported(returned, "run of the client")
         answer = update, kept(before, after, (update, metrics)), dict(metrics)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], answer)

@@ -33,7 +33,7 @@ class Work(NamedTuple):
     prox: float
 
 
-class Samples:
+class TorchSamples:
     """The samples of all clients; a position gives one, as in ``fedmom.data.batches``.
 
     Args:
@@ -79,7 +79,7 @@ class Trainer:
     """
 
     def __init__(
-        self, module: torch.nn.Module, names: Sequence[str], work: Work, samples: Samples
+        self, module: torch.nn.Module, names: Sequence[str], work: Work, samples: TorchSamples
     ) -> None:
         has = dict(module.named_parameters())
         self.params: Tensors = [has[name] for name in names]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmom.models.torch_calls import Channels
 from fedmom.runtimes.pytorch import memory
 from fedmom.runtimes.pytorch.memory import Mapped, Memory, Place
-from fedmom.runtimes.pytorch.training import Samples, Trainer, Work
+from fedmom.runtimes.pytorch.training import TorchSamples, Trainer, Work
 
 
 class Setup(NamedTuple):
@@ -73,7 +73,7 @@ class Answer(NamedTuple):
     reason: str = ""
 
 
-class Worker:
+class TorchWorker:
     """Answers jobs.
 
     Args:
@@ -90,7 +90,7 @@ class Worker:
             name: shared.array(at) if isinstance(at, Place) else memory.opened(at)
             for name, at in setup.arrays.items()
         }
-        samples = Samples(arrays, setup.window, setup.channels)
+        samples = TorchSamples(arrays, setup.window, setup.channels)
         self._trainer = Trainer(module, list(setup.params), setup.work, samples)
         has = dict(module.named_buffers())
         own = [p.detach() for p in self._trainer.params]
@@ -149,7 +149,7 @@ def main(pipe: int, shared: int, setup: int, outputs: int) -> None:
         content = Memory(setup, sizes[1]).array(Place(0, (sizes[1],), "u1"))
         found: Setup = pickle.loads(content.data)
         place = found.outputs._replace(offset=outputs)
-        worker = Worker(found._replace(outputs=place), Memory(shared, sizes[0]))
+        worker = TorchWorker(found._replace(outputs=place), Memory(shared, sizes[0]))
     except Exception as error:
         connection.send(Answer(reason=told(error)))
         return
