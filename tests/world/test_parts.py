@@ -266,7 +266,7 @@ class TestTraces:
     def test_a_pickle_is_not_loaded(self, tmp_path):
         path = tmp_path / "trace"
         path.write_bytes(pickle.dumps(self.FEDSCALE))
-        with pytest.raises(fedmom.FedMomError, match="neither CSV .* nor JSON.*Save FedScale's"):
+        with pytest.raises(fedmom.FedMomError, match=r"neither CSV .* nor JSON.*Save FedScale's"):
             worlds.trace(file=path)
 
     @pytest.mark.parametrize(

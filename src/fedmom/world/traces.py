@@ -1,7 +1,8 @@
 """Traces of real clients: when they were there, and how fast they were.
 
-FedScale's files are dictionaries by client, described in its ``benchmark/dataset/data/device_info``.
-They are pickled, and a pickle can run code when it is loaded, so they are read as JSON only.
+FedScale's files are dictionaries by client, described in its
+``benchmark/dataset/data/device_info``. They are pickled, and a pickle can run code when it is
+loaded, so they are read as JSON only.
 """
 
 import csv
