@@ -12,6 +12,7 @@ import optax
 
 from fedmom.algorithms.base import (
     Algorithm,
+    Attack,
     Client,
     Reported,
     Rule,
@@ -22,6 +23,7 @@ from fedmom.algorithms.base import (
 )
 from fedmom.algorithms.client import LOCAL_TRAINING
 from fedmom.algorithms.forms import Form
+from fedmom.algorithms.hostile import Collusion, attacked, collusion
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.model_state import with_model_state
 from fedmom.algorithms.rules import mean
@@ -55,6 +57,7 @@ class Method(NamedTuple):
     server: Server  # the model's state included
     stages: tuple[Stage, ...]
     rule: Rule
+    collusion: Collusion | None = None  # of a simulated attack
 
     def broadcast(self, params: Params, server: Any, stages: tuple[Any, ...]) -> Any:
         """Return what clients receive, given the states of the server and of its stages."""
@@ -108,7 +111,26 @@ class Method(NamedTuple):
     def adds_up(self) -> bool:
         """Whether replies may be added up on their way to the server."""
         decodes = any(stage.decode for stage in self.stages)
-        return self.rule.needs == "sum" and not decodes and not self.client.ranges
+        return not (self.needs_rows or decodes or self.client.ranges)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether all replies of a round are needed at once."""
+        mixes = any(stage.mix for stage in self.stages)
+        return self.rule.needs == "each" or mixes or self.collusion is not None
+
+    def makes_sense_with(self, replies: int) -> bool:
+        """Return whether rule and stages do what they promise with so many replies."""
+        for stage in self.stages:
+            if replies < stage.least:
+                return False
+            replies = stage.rows_after(replies)
+        return replies >= self.rule.least
+
+    @property
+    def least(self) -> int:
+        """The fewest replies with which rule and stages do what they promise."""
+        return next(n for n in itertools.count(1) if self.makes_sense_with(n))
 
     @property
     def is_plain(self) -> bool:
@@ -127,6 +149,7 @@ class Workload:
         model: The model.
         algorithm: The method, with its local work.
         seed: The seed of the run, from 0 to 4,294,967,295.
+        attack: What a share of the clients does to harm the model, if it is simulated.
 
     Examples:
         >>> import fedmom
@@ -142,11 +165,14 @@ class Workload:
     model: Model
     algorithm: Algorithm
     seed: int = 0
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         _check_kind("data", self.data, FederatedData, "fedmom.load_data or fedmom.from_arrays")
         _check_kind("model", self.model, Model, "fedmom.model(net, data)")
+        if self.attack is not None:
+            self._take_attack(self.attack)
         check_names(self.model.metrics)
         _check_kind("algorithm", self.algorithm, Algorithm, "fedmom.Algorithm(server, work)")
         if self.algorithm.work is None:
@@ -159,6 +185,15 @@ class Workload:
             raise FedMomError(
                 f"seed is {short(self.seed)}. It must be a whole number, 0 to {HIGHEST_SEED:,}."
             )
+
+    def _take_attack(self, attack: Attack) -> None:
+        """Refuse an attack that does not fit, and measure what it wants."""
+        _check_kind("attack", attack, Attack, "fedmom.sign_flip(share=0.1)")
+        if attack.check is not None:
+            attack.check(self.data.features)
+        if attack.metric is not None and attack.metric not in self.model.metrics:
+            metrics = (*self.model.metrics, attack.metric)
+            object.__setattr__(self, "model", self.model._replace(metrics=metrics))
 
     def try_parts(self) -> None:
         """Refuse a model or an algorithm with a function that does not return what it must.
@@ -184,9 +219,15 @@ class Workload:
     @cached_property
     def method(self) -> Method:
         """The algorithm, put together for the model."""
-        whole = with_model_state(self.algorithm, self.model)
+        algorithm, attack, collude = self.algorithm, self.attack, None
+        if attack is not None:
+            here = attack, self.seed, self.data.clients
+            collude = collusion(*here)
+            client = attacked(algorithm.client or LOCAL_TRAINING, *here, self.data.features)
+            algorithm = algorithm._replace(client=client)
+        whole = with_model_state(algorithm, self.model)
         client = with_stages(whole.client or LOCAL_TRAINING, whole.stages)
-        return Method(client, as_server(whole.server), whole.stages, whole.rule or mean())
+        return Method(client, as_server(whole.server), whole.stages, whole.rule or mean(), collude)
 
     def params(self) -> Params:
         """Return the model's first parameters."""

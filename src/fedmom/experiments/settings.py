@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedmom.algorithms import ALGORITHMS, SOLVERS
+from fedmom.algorithms import ALGORITHMS, ATTACKS, SOLVERS
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import LARGEST_TOML, read_file, read_named
 from fedmom.core.registry import Registry, is_object, joined
@@ -76,6 +76,15 @@ def _count_or_all(value: Any) -> Any:
     if not 1 <= count <= MOST:
         raise FedMomError(f"must be a whole number from 1 to {MOST}, or all")
     return count
+
+
+def _none_or_known(table: Registry) -> BeforeValidator:
+    known = _known(table)
+
+    def check(value: Any) -> Any:
+        return None if value in (None, "none") else known.func(value)  # type: ignore[call-arg]
+
+    return BeforeValidator(check)
 
 
 def _known(table: Registry) -> BeforeValidator:
@@ -190,6 +199,11 @@ class RunConfig(BaseModel):
         "mean",
         description="How updates are combined: stages and a rule, joined by +, such as"
         " clip:norm=1+mean or trimmed_mean:share=0.1.",
+    )
+    attack: Annotated[str | None, _none_or_known(ATTACKS)] = Field(
+        None,
+        description="What a share of the clients does to harm the model, simulated, such as"
+        " sign_flip:share=0.2,scale=10; none [default: none].",
     )
     sampler: Annotated[str, _known(SAMPLERS)] = Field(
         "uniform", description="How cohorts are drawn: uniform, poisson or weighted."

@@ -246,6 +246,9 @@ def cap(sizes: NDArray[np.int64], budget: int | None) -> int:
 def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array, ...]]:
     batch = BATCH_ON_CPU if jax.default_backend() == "cpu" else CHUNK
 
+    def seen(metric: Metric, outputs: jax.Array, params: Params, x: jax.Array) -> jax.Array:
+        return model.apply(params, metric.inputs(x), None) if metric.inputs else outputs
+
     @jax.jit
     def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
         def one_batch(rows: jax.Array) -> tuple[jax.Array, ...]:
@@ -253,7 +256,7 @@ def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array,
             outputs = model.apply(params, x, None)
             losses, counts = model.loss_sums(outputs, y)
             losses = losses if counts is None else jnp.stack([losses, counts], axis=-1)
-            return losses, *(_measured(m, outputs, y) for m in model.metrics)
+            return losses, *(_measured(m, seen(m, outputs, params, x), y) for m in model.metrics)
 
         found = jax.lax.map(one_batch, positions.reshape(-1, min(batch, len(positions))))
         return tuple(each.reshape(-1, *each.shape[2:]) for each in found)

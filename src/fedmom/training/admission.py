@@ -131,7 +131,7 @@ class Admission:
         self._asked = dict(runtime.under_way())
         # A sum reveals NaN for free. Checking each reply waits for it, so it is done only to leave
         # such a reply out, or where a rule would hide it.
-        self._look_at_each = not self._stop or runtime.workload.method.rule.needs == "each"
+        self._look_at_each = not self._stop or runtime.workload.method.needs_rows
         self.rejected: list[Rejected] = []
         self.replies = 0
 

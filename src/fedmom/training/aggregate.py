@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Round, Rule, Server, Stage, reported, unchanged
 from fedmom.algorithms.forms import Form, check_kept
+from fedmom.algorithms.hostile import Collusion
+from fedmom.algorithms.matrices import TINY
 from fedmom.algorithms.workload import Method, stage_names
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
@@ -66,16 +68,17 @@ class Collected:
     """The replies of one round that count.
 
     Args:
-        rule: How replies are combined.
+        method: How replies are combined.
         programs: The compiled sum and step.
         usual: How many replies a round usually has.
         zero: Makes an empty sum.
     """
 
-    def __init__(self, rule: Rule, programs: Programs, usual: int, zero: Zero) -> None:
-        self._rule, self._step = rule, programs.step
-        is_sum = rule.needs == "sum"
-        self._parts = RunningSum(programs.add, usual, zero) if is_sum else AllRows(usual, zero)
+    def __init__(self, method: Method, programs: Programs, usual: int, zero: Zero) -> None:
+        self._rule, self._step = method.rule, programs.step
+        by_rows = method.needs_rows
+        self._parts = AllRows(usual, zero) if by_rows else RunningSum(programs.add, usual, zero)
+        self._names_rows = by_rows and (method.collusion or any(s.mix for s in method.stages))
         self._counted: list[_Counted] = []
 
     @property
@@ -107,8 +110,19 @@ class Collected:
         total, rows = self._parts.finish()
         # NumPy's number would widen the aggregate, and with it the server's state, to 64 bits.
         scale = float(self._rule.scale(sum(c.weights.sum() for c in self._counted), population))
-        numbers: Any = (round_, key, float(self.replies), self.weight, scale)
+        clients = self._clients(rows)
+        numbers: Any = (round_, key, float(self.replies), self.weight, scale, clients)
         return self._step(carried, total, rows, Round(*numbers))
+
+    def _clients(self, rows: Rows) -> Any:
+        """Return the client of each row, where a part of the method asks for it."""
+        if not self._names_rows:
+            return ()
+        firsts = [c.block.clients[np.cumsum(c.members) - c.members] for c in self._counted]
+        numbers = np.full(rows.size, -1, np.int32)
+        known = np.concatenate([np.zeros(0, int), *firsts])
+        numbers[: len(known)] = known
+        return numbers
 
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
@@ -153,7 +167,7 @@ def compile_programs(method: Method, forms: tuple[Form, ...]) -> Programs:
         method: The method.
         forms: The form of an update before the stages, and after each of them.
     """
-    return _compiled(_Parts(method.server, method.rule, method.stages, forms))
+    return _compiled(_Parts(method.server, method.rule, method.stages, method.collusion, forms))
 
 
 class _Parts(NamedTuple):
@@ -162,15 +176,47 @@ class _Parts(NamedTuple):
     server: Server
     rule: Rule
     stages: tuple[Stage, ...]
+    collusion: Collusion | None
     forms: tuple[Form, ...]
 
+    @property
+    def looks(self) -> bool:
+        """Whether something is done to each reply before replies are added up."""
+        return any(stage.decode or stage.enforce for stage in self.stages)
+
     def decode(self, rows: Rows) -> Rows:
-        """Undo what stages did to each update, the last one first."""
+        """Undo what stages did to each update, the last one first, and enforce what they promise.
+
+        Behind a stage that encodes and does not decode, nothing can be enforced.
+        """
+        readable = True
         for stage, form in reversed(list(zip(self.stages, self.forms, strict=False))):
             if stage.decode is not None:
                 one = jax.vmap(partial(_decoded, stage.decode, form.tree))
                 rows = rows._replace(updates=tuple(map(one, rows.updates)))
+            if stage.enforce is not None and readable:
+                enforced = map(jax.vmap(stage.enforce), rows.updates)
+                rows = rows._replace(updates=tuple(enforced))
+            keeps = stage.encode is None or stage.decode is not None or stage.enforce is not None
+            readable = readable and keeps
         return rows
+
+    def mixed(self, rows: Rows, round_: Round) -> Rows:
+        """Let a simulated attack replace rows, and stages mix them, the first one first."""
+        mixes = [(i, stage.mix) for i, stage in enumerate(self.stages) if stage.mix is not None]
+        if not rows.updates or not (mixes or self.collusion):
+            return rows
+        updates, losses, weights = sums.joined(rows)
+        if self.collusion is not None:
+            updates = self.collusion(updates, weights, round_.clients)
+        for place, mix in mixes:
+            own = round_._replace(key=_stage_key(round_, place))
+            before = jnp.dot(losses, weights)
+            updates, weights = mix(updates, weights, own)
+            # Of a mixed row, the loss is the mean of all.
+            mean = before / jnp.maximum(jnp.sum(weights), TINY)
+            losses = jnp.where(weights > 0, mean, 0)
+        return Rows((updates,), (losses,), (weights,))  # type: ignore[arg-type]
 
     def combine(self, total: Sum | None, rows: Rows, scale: Any, state: Any) -> Any:
         """Return the aggregate, Σ a_k loss_k, the rule's state and its metrics."""
@@ -190,8 +236,8 @@ class _Parts(NamedTuple):
         for place in reversed(range(len(names))):
             after = self.stages[place].after
             if after is not None:
-                own = jax.random.fold_in(jax.random.fold_in(round_.key, round_.number), place)
-                returned = after(aggregate, states[place], round_._replace(key=own))
+                own = round_._replace(key=_stage_key(round_, place))
+                returned = after(aggregate, states[place], own)
                 aggregate, new[place], found = reported(returned, f"after of {names[place]}")
                 metrics |= _named(names[place], found)
         if self.stages or self.rule.each is not None:
@@ -204,7 +250,8 @@ def _compiled(parts: _Parts) -> Programs:
     @jax.jit
     def step(carried: Carried, total: Sum | None, rows: Rows, round_: Round) -> Stepped:
         params, server, states, rule = carried
-        combined = parts.combine(total, parts.decode(rows), round_.scale, rule)
+        rows = parts.mixed(parts.decode(rows), round_)
+        combined = parts.combine(total, rows, round_.scale, rule)
         aggregate, loss, rule, of_rule = combined
         aggregate, states, of_stages = parts.pass_stages(aggregate, states, round_)
         stepped = parts.server.step(aggregate, server, params)
@@ -217,8 +264,11 @@ def _compiled(parts: _Parts) -> Programs:
         check_kept(carried._asdict(), after._asdict(), "A step of the server")
         return Stepped(after, stacked, metrics)
 
-    decodes = any(stage.decode for stage in parts.stages)
-    return Programs(sums.compiled_add(parts.decode if decodes else unchanged), step)
+    return Programs(sums.compiled_add(parts.decode if parts.looks else unchanged), step)
+
+
+def _stage_key(round_: Round, place: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(round_.key, round_.number), place)
 
 
 def _decoded(decode: Callable[[Params, Params], Params], form: Params, encoded: Params) -> Params:

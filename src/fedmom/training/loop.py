@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.forms import Form
+from fedmom.algorithms.hostile import hostile_clients
 from fedmom.algorithms.workload import Method, Workload
 from fedmom.core.arguments import checked
 from fedmom.core.compilation import give_memory_back
@@ -227,6 +228,16 @@ def train(
         yield state, record
 
 
+def check_replies(method: Method, replies: int) -> None:
+    """Refuse a rule, or a stage before it, that needs more replies than a round has."""
+    if not method.makes_sense_with(replies):
+        names = [stage.name for stage in method.stages if stage.mix] + [method.rule.name]
+        raise FedMomError(
+            f"{' with '.join(names)} needs at least {method.least} replies in a round to do what it"
+            f" promises, and a round has {replies}. Use more clients per round, or fewer attackers."
+        )
+
+
 def _check_runtime(runtime: Runtime) -> None:
     """Refuse a runtime that would leave a part of the method out."""
     if not (runtime.runs_method or runtime.workload.method.is_plain):
@@ -253,6 +264,9 @@ class _Rounds:
         self._samples.flags.writeable = False  # samplers and paces are given them
         self._population = int(self._samples.sum())
         self._method = method = self._workload.method
+        check_replies(method, pace.rows)
+        attack, clients = self._workload.attack, self._workload.data.clients
+        self._hostile = attack and hostile_clients(self._seed, clients, attack.share)
         broadcast = broadcast_of(self._workload, state)
         trees = method.forms(broadcast)
         forms = tuple(map(Form.of, trees))
@@ -282,7 +296,7 @@ class _Rounds:
         self._ask(state, cohort)
         collected = self._collect(state.round)
         carried = Carried(*state[1:])
-        if self._admission.rejected and not collected.replies:  # nothing to step with
+        if self._is_unusable(collected.replies):  # nothing to step with
             stepped = Stepped(carried, jnp.array([0.0, 0.0, True]), {})
         else:
             stepped = collected.step(carried, state.round, self._population, self._key)
@@ -300,11 +314,19 @@ class _Rounds:
             bytes_up=self._sent.bytes * replies,
             bytes_down=self._bytes_down * len(cohort),
             rejected=tuple(self._admission.rejected),
-            metrics=self._metrics(collected, stepped),
+            metrics=self._metrics(collected, stepped, cohort),
         )
         return State(state.round + 1, *stepped.carried), record, following
 
-    def _metrics(self, collected: Collected, stepped: Stepped) -> dict[str, float]:
+    def _is_unusable(self, replies: int) -> bool:
+        """Return whether all replies were rejected, or too few are left for a robust rule."""
+        if not replies:
+            return bool(self._admission.rejected)
+        return not self._method.makes_sense_with(replies)
+
+    def _metrics(
+        self, collected: Collected, stepped: Stepped, cohort: NDArray[np.int64]
+    ) -> dict[str, float]:
         """Return what the parts of the method report; a number that is not finite is left out."""
         found = collected.client_metrics(self._method)
         if twice := found.keys() & stepped.metrics.keys():
@@ -313,6 +335,8 @@ class _Rounds:
                 " the metrics of encode and after different names."
             )
         found |= {name: float(value) for name, value in stepped.metrics.items()}
+        if self._hostile is not None:
+            found["attack/clients"] = float(self._hostile[cohort].sum())
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _ask(self, state: State, cohort: NDArray[np.int64]) -> None:
@@ -338,7 +362,7 @@ class _Rounds:
             self._ahead = aggregate.precompile(collected, self._sent.tree, sizes, *rest)
 
     def _collected(self, programs: Any) -> Collected:
-        return Collected(self._method.rule, programs, self._pace.rows, self._zero)
+        return Collected(self._method, programs, self._pace.rows, self._zero)
 
     def _collect(self, round_: int) -> Collected:
         """Take replies until the round has enough."""
