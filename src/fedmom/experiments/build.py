@@ -101,6 +101,7 @@ class Experiment:
             rounds=self.config.rounds if rounds is None else rounds,
             state=state,
             bad_replies=self.config.bad_replies,
+            norm_limit=self.config.norm_limit,
             **how,
         )
         del state  # or the first model would be kept until the last round

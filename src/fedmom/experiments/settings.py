@@ -221,6 +221,13 @@ class RunConfig(BaseModel):
     bad_replies: Literal["stop", "skip"] = Field(
         "stop", description="A reply that cannot be used stops the run, or is left out."
     )
+    norm_limit: float | None = Field(
+        None,
+        ge=0,
+        le=1e30,
+        description="How many times the median of the replies' norms an update may be large before"
+        " it counts as bad; 0: any [default: 1000, where replies are looked at one by one anyway].",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the cohorts, batches and model.")
     eval_every: int = Field(10, ge=1, le=MOST, description="Rounds between evaluations.")
     eval_samples: CountOrAll = Field(
@@ -258,6 +265,8 @@ class RunConfig(BaseModel):
                 f"local-steps {self.local_steps} and local-epochs {self.local_epochs} are both"
                 " given; local work is measured in one of them. Leave one out"
             )
+        if self.norm_limit is not None and 0 < self.norm_limit < 1:
+            raise FedMomError(f"norm-limit {self.norm_limit} must be at least 1, or 0 for no limit")
         if self.diagnostics_every is not None and not self.diagnostics:
             raise FedMomError(
                 f"diagnostics-every {self.diagnostics_every} is given, but no diagnostics are"

@@ -57,11 +57,12 @@ class Programs(NamedTuple):
 class _Counted(NamedTuple):
     """What is remembered of a block once its updates are taken."""
 
-    block: Block  # without them
+    block: Block  # without them, unless they are held
     members: NDArray[np.int64]
     weights: NDArray[np.float64]  # of the rows; 0 where a row was rejected
     factor: float  # for staleness
     norms: Any
+    keep: NDArray[np.bool_]
 
 
 class Collected:
@@ -72,12 +73,20 @@ class Collected:
         programs: The compiled sum and step.
         usual: How many replies a round usually has.
         zero: Makes an empty sum.
+        hold: Keep all updates until the step is done: some may turn out not to count.
     """
 
-    def __init__(self, method: Method, programs: Programs, usual: int, zero: Zero) -> None:
-        self._rule, self._step = method.rule, programs.step
+    def __init__(
+        self, method: Method, programs: Programs, usual: int, zero: Zero, *, hold: bool = False
+    ) -> None:
+        self._rule, self._step, self.holds = method.rule, programs.step, hold
         by_rows = method.needs_rows
-        self._parts = AllRows(usual, zero) if by_rows else RunningSum(programs.add, usual, zero)
+
+        def parts() -> AllRows | RunningSum:
+            return AllRows(usual, zero) if by_rows else RunningSum(programs.add, usual, zero)
+
+        self._new_parts = parts
+        self._parts = parts()
         self._names_rows = by_rows and (method.collusion or any(s.mix for s in method.stages))
         self._counted: list[_Counted] = []
 
@@ -98,15 +107,50 @@ class Collected:
         if block.members is not None:
             weights = np.add.reduceat(weights, np.cumsum(members) - members)
         weights = weights * keep
-        rest = block._replace(update=None)
-        self._counted.append(_Counted(rest, members, weights, factor, sums.norms_of(block)))
-        update, loss = block.update, block.metrics["loss"]
+        kept = block if self.holds else block._replace(update=None)
+        counted = _Counted(kept, members, weights, factor, sums.norms_of(block), keep)
+        self._counted.append(counted)
+        if not self.holds:
+            self._take(counted, block.update)
+
+    def _take(self, counted: _Counted, update: Params) -> None:
+        loss, keep = counted.block.metrics["loss"], counted.keep
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
             update, loss = sums.zeroed((update, loss), keep)
-        self._parts.take(update, loss, (weights * factor).astype(np.float32))
+        self._parts.take(update, loss, (counted.weights * counted.factor).astype(np.float32))
+
+    @property
+    def unread_norms(self) -> list[Any]:
+        """The norms of the rows of every block, which may still be being computed."""
+        return [counted.norms for counted in self._counted]
+
+    @property
+    def norms(self) -> list[NDArray[np.float64]]:
+        """The norms of the rows of every block; NaN where a row does not count."""
+        return [np.where(c.keep, np.asarray(c.norms, float), np.nan) for c in self._counted]
+
+    def leave_out(self, bad: Sequence[NDArray[np.bool_]]) -> list[tuple[list[int], float]]:
+        """Let rows of every block not count any more; return their clients and norms.
+
+        Only held updates can be left out.
+        """
+        found, norms = [], self.norms
+        for place, (counted, rows) in enumerate(zip(self._counted, bad, strict=True)):
+            ends = np.cumsum(counted.members)
+            for row in np.flatnonzero(rows):
+                clients = counted.block.clients[ends[row] - counted.members[row] : ends[row]]
+                found.append((clients.tolist(), float(norms[place][row])))
+            self._counted[place] = counted._replace(
+                keep=counted.keep & ~rows, weights=np.where(rows, 0.0, counted.weights)
+            )
+        return found
 
     def step(self, carried: Carried, round_: int, population: int, key: Any) -> Stepped:
         """Let the server step on the aggregate."""
+        if self.holds:
+            self._parts = self._new_parts()
+            for counted in self._counted:
+                self._take(counted, counted.block.update)
         total, rows = self._parts.finish()
         # NumPy's number would widen the aggregate, and with it the server's state, to 64 bits.
         scale = float(self._rule.scale(sum(c.weights.sum() for c in self._counted), population))
