@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 import fedmom
 from fedmom.training.reply_sizes import LIMIT, ReplySizes, lower_median
-from tests.training.scripted import UPDATES, Scripted, block, fedavg, one_round, rounds, weights_of
+from tests.training.scripted import (
+    UPDATES,
+    Scripted,
+    block,
+    everybody,
+    fedavg,
+    one_round,
+    rounds,
+    weights_of,
+    workload,
+)
 
 OTHERS = [0, 2, 3, 4]
 HUGE = [1e5, 1e17, 1.5e19]  # the norm is finite in 32 bits
@@ -72,8 +82,6 @@ class TestHugeReplies:
 
 
 def one_round_limited(runtime, algorithm, limit, bad_replies="stop"):
-    from tests.training.scripted import everybody, workload
-
     runtime.workload = workload(algorithm)
     pace = fedmom.synchronous(5, everybody)
     steps = fedmom.train(runtime, pace=pace, rounds=1, bad_replies=bad_replies, norm_limit=limit)
@@ -141,13 +149,10 @@ class TestDivergedSteps:
     def test_the_model_before_it_is_kept_and_the_run_continues_from_it(self):
         algorithm, seen = self.algorithm(), []
         runtime = sending(5e18, since=2)
-        from tests.training.scripted import everybody, workload
-
         runtime.workload = workload(algorithm)
         steps = fedmom.train(runtime, pace=fedmom.synchronous(5, everybody), rounds=3)
         with pytest.raises(fedmom.BadReplyError):
-            for state, _ in steps:
-                seen.append(state)
+            seen.extend(state for state, _ in steps)
         assert [state.round for state in seen] == [1, 2]
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(seen[-1].params))
         after, record = one_round(Scripted(), algorithm, state=seen[-1])
