@@ -173,10 +173,8 @@ class TestBackdoor:
     def test_it_works_with_attackers_and_not_without(self):
         attack = fedmom.backdoor(share=0.3, target=2, scale=5.0)
         runtime, success = fedmom.LocalRuntime(self.glyphs(attack)), []
-        for workload in (self.glyphs(None), self.glyphs(attack)):
-            trained = fedmom.train(
-                fedmom.LocalRuntime(workload), pace=fedmom.synchronous(8), rounds=30
-            )
+        for made in (self.glyphs(None), self.glyphs(attack)):
+            trained = fedmom.train(fedmom.LocalRuntime(made), pace=fedmom.synchronous(8), rounds=30)
             *_, (state, _) = trained
             success.append(fedmom.evaluate(runtime, state.params, "test").attack_success)
         assert success[0] < 0.5 < 0.9 < success[1]
