@@ -170,7 +170,7 @@ def test_sigterm_is_a_polite_stop(tmp_path):
     assert f"fedmom resume {folder}" in err.replace("\n", "")
     saved = json.loads((folder / "checkpoint" / "checkpoint.json").read_text())["round"]
     logged = RunFolder.open(folder).rows("rounds.jsonl")[-1]["round"]
-    assert saved >= 20
+    assert saved >= 19  # the signal may come between a round's line and the round's end
     assert 0 <= logged - saved <= 1  # nothing finished is lost
 
 

@@ -93,14 +93,14 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_one_that_is_whole(
     (folder / "config.toml").write_text(config.replace("eval-every = 3", "eval-every = 4"))
     count = 0
 
-    def killed(path, content):
+    def killed(path, *content):
         nonlocal count
         if "checkpoint" in path.parts:
             count += 1
             if count > written:
-                temporary_name(path).write_bytes(content[:7])
+                temporary_name(path).write_bytes(content[0][:7])
                 raise SystemExit
-        write_atomic(path, content)
+        write_atomic(path, *content)
 
     monkeypatch.setattr("fedmom.experiments.checkpoints.write_atomic", killed)
     with pytest.raises(SystemExit):
@@ -139,9 +139,9 @@ def test_logs_are_on_disk_before_the_checkpoint_that_counts_on_them(tmp_path, mo
         "fedmom.experiments.folder.sync", lambda path: order.append(path.name), raising=True
     )
 
-    def noted(path, content):
+    def noted(path, *content):
         order.append(path.name)
-        write_atomic(path, content)
+        write_atomic(path, *content)
 
     monkeypatch.setattr("fedmom.experiments.checkpoints.write_atomic", noted)
     run(tmp_path / "r", rounds=1)

@@ -46,7 +46,7 @@ def test_advice_names_what_to_give():
 @pytest.mark.parametrize("kind", STEP_SIZES)
 def test_momentum_has_a_smaller_step_than_averaging(kind):
     assert default_lr(kind, "fedmom") < default_lr(kind, "fedavg:x=1")
-    assert default_lr(kind, "@mine.fedlion") == default_lr(kind, "fedavg")
+    assert default_lr(kind, "@fedmom.algorithms.server.fedavg") == default_lr(kind, "fedavg")
 
 
 def test_a_tenth_of_a_huge_step_is_no_advice():

@@ -56,6 +56,7 @@ CASES: dict[str, Settings] = {
     "algorithm_fedadagrad": {**SYNTHETIC, "algorithm": "fedadagrad"},
     "algorithm_fedadam": {**SYNTHETIC, "algorithm": "fedadam"},
     "algorithm_fedyogi": {**SYNTHETIC, "algorithm": "fedyogi"},
+    "algorithm_diloco": {**SYNTHETIC, "algorithm": "diloco"},
     "momentum_0": {**SYNTHETIC, "momentum": 0},
     "momentum_half": {**SYNTHETIC, "momentum": 0.5},
     "momentum_0_zero_start": {**SYNTHETIC, "algorithm": "fedmom_zero_start", "momentum": 0},

@@ -72,12 +72,14 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     pointer = json.loads((folder / "checkpoint/checkpoint.json").read_bytes())
     tensors = load_file(folder / "checkpoint" / pointer["tensors"])
+    pointer.pop("sha256", None)  # of the tensors, which are compared themselves
     rows = {
         log: [json.loads(line) for line in (folder / f"{log}.jsonl").read_text().splitlines()]
         for log in ("rounds", "evals")
     }
     for row in rows["rounds"]:
         del row["seconds"]
+    for row in rows["rounds"] + rows["evals"]:
         row.pop("crc32", None)  # earlier versions wrote none
     found = {
         "config": tomllib.loads((folder / "config.toml").read_text()),

@@ -212,6 +212,10 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         return fedmom.run(**small | {"out": str(folder / "kept")})
 
     @functools.cache
+    def exported() -> Path:
+        return run().export(folder / "weights")
+
+    @functools.cache
     def texts() -> fedmom.Run:
         data = fedmom.from_texts(["abc" * 9, "cba" * 9], client_ids=[0, 1], window=3)
         return fedmom.run(
@@ -327,6 +331,29 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
             fedmom.model, {"net": _net(), "data": data(), "metrics": ["accuracy"], "loss": None}
         ),
         "Model": of(fedmom.Model, init=_net()[0], apply=_net()[1]),
+        "bfloat16": lambda: Call(fedmom.bfloat16, {"model": _workload().model}),
+        "frozen": lambda: Call(fedmom.frozen, {"model": _workload().model, "train": "0/w"}),
+        "lora": lambda: Call(
+            fedmom.lora,
+            {"model": _workload().model, "rank": 2, "alpha": 8.0, "targets": "*", "train": ""},
+        ),
+        "pretrained": lambda: Call(
+            fedmom.pretrained,
+            {"model": _workload().model, "file": f"{exported()}/model.safetensors", "sha256": ""},
+        ),
+        "diloco": of(
+            fedmom.diloco,
+            learning_rate=0.7,
+            momentum=0.9,
+            lr=4e-4,
+            steps=2,
+            batch_size=2,
+            warmup=3,
+            weight_decay=0.1,
+            b1=0.9,
+            b2=0.99,
+            accumulate=1,
+        ),
         "Metric": of(fedmom.Metric, name="right", per_sample=lambda *given: given[0]),
         "LocalRuntime": lambda: Call(
             fedmom.LocalRuntime, {"workload": _workload(), "workers": 1, "vectorized": None}

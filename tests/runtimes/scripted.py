@@ -79,6 +79,7 @@ class Scripted:
             broadcast,
             self._states.stacked([client], broadcast),
             self._arrays,
+            self.workload.frozen,
             np.array([task], np.int32),
             clients_key(self._seed),
             schedules.at(self._work.lr, round_),

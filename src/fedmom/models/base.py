@@ -163,7 +163,11 @@ class Adapted:
         return self.init(key)
 
     def merged(self, whole: Whole) -> Any:
-        """Return the parameters of ``base``; a pure function, for programs and for export."""
+        """Return the parameters of ``base``; a pure function, for programs and for export.
+
+        Args:
+            whole: What is trained, and what is frozen.
+        """
         params, frozen = whole
         if isinstance(params, Variables):
             return params._replace(trained=self.merge(params.trained, frozen))

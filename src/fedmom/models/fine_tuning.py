@@ -129,7 +129,10 @@ def _adapted(
     rest = {name: shape for name, shape in shapes.items() if name not in whole}
     changed = _changed(what, targets, rank, rest)
     if not (whole or changed):
-        raise FedMomError(f"{what} trains nothing. Name parameters: {listed(names)}.")
+        raise FedMomError(
+            f"{what} trains nothing: {'targets= and ' * bool(rank)}train= name no parameter. There"
+            f" are: {listed(names)}."
+        )
 
     def named(key: jax.Array) -> tuple[Any, dict[str, Any]]:
         params = model.init(key)

@@ -1,14 +1,13 @@
 """Weights of a file as a model's first parameters."""
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_file
+from fedmom.core.files import read_file, user_path
 from fedmom.models.base import Model, first_form
 from fedmom.models.variables import listed, parameter_names
 
@@ -74,7 +73,7 @@ def checksum(file: str) -> str:
 
 def _content(file: str) -> bytes:
     try:
-        return read_file(Path(file), most=None)
+        return read_file(user_path(file, "file"), most=None)
     except OSError as error:
         raise FedMomError(f"{file} cannot be read: {error.strerror}.") from None
 

@@ -22,7 +22,7 @@ from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader, thinned
 from fedmom.data.federated import Split
 from fedmom.models.adapters import example
-from fedmom.models.base import Model
+from fedmom.models.base import Model, first_form
 from fedmom.models.metrics import Metric, accuracy
 from fedmom.models.variables import whole
 from fedmom.runtimes.base import Scores
@@ -54,6 +54,8 @@ class Scorer:
 
     def check(self, params: Params) -> None:
         """Refuse parameters that are not this model's."""
+        if not self._fitting:  # the model's own: if it fails with them, that is not their fault
+            self._fitting.add(Form.of(first_form(self._workload.model)))
         try:
             form = Form.of(params)
             if form not in self._fitting:
