@@ -9,7 +9,7 @@ name, which end in ``Record.metrics``.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
+from fedmom.core.validation import Between
 
 ClientMetrics = dict[str, jax.Array]  # numbers of one client
 Reported = Mapping[str, Any]  # numbers of one part of a method, by name
@@ -229,7 +230,7 @@ class Attack(NamedTuple):
     """What hostile clients do, simulated; who they are is a function of the seed.
 
     Args:
-        share: The share of all clients that is hostile, greater than 0 and less than 1.
+        share: The share of all clients that is hostile, at least one.
         poison: ``poison(x, y, features) -> x, y``: the batches that they train on.
         forge: ``forge(update, key) -> update``: what they send instead of their own update.
         collude: ``collude(mean, deviation) -> update``: what all of them send instead, given the
@@ -246,7 +247,7 @@ class Attack(NamedTuple):
         0.1
     """
 
-    share: float
+    share: Annotated[float, Between(0, 1)]
     poison: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
     forge: Callable[[Params, jax.Array], Params] | None = None
     collude: Callable[[Params, Params], Params] | None = None

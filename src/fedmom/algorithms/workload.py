@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from fedmom.algorithms.base import (
@@ -27,11 +28,12 @@ from fedmom.algorithms.hostile import Collusion, attacked, collusion
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.model_state import with_model_state
 from fedmom.algorithms.rules import mean
-from fedmom.algorithms.trial import try_method, try_train
+from fedmom.algorithms.trial import try_attack, try_method, try_train
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import init_key
 from fedmom.core.types import Params
+from fedmom.data.batches import reader
 from fedmom.data.federated import FederatedData
 from fedmom.models import base
 from fedmom.models.adapters import example
@@ -189,6 +191,10 @@ class Workload:
     def _take_attack(self, attack: Attack) -> None:
         """Refuse an attack that does not fit, and measure what it wants."""
         _check_kind("attack", attack, Attack, "fedmom.sign_flip(share=0.1)")
+        if not isinstance(attack.metric, Metric | None):
+            raise FedMomError(
+                f"Attack: metric is {short(attack.metric)}. It must be a fedmom.Metric, or None."
+            )
         if attack.check is not None:
             attack.check(self.data.features)
         if attack.metric is not None and attack.metric not in self.model.metrics:
@@ -207,7 +213,15 @@ class Workload:
             base.check(model, self.data.features, example(self.data))
             try_train(model, example(self.data))
         params = base.first_form(self.model)
-        try_method(self.algorithm, params.trained if isinstance(params, Variables) else params)
+        trained = params.trained if isinstance(params, Variables) else params
+        try_method(self.algorithm, trained)
+        if self.attack is not None:
+            x = example(self.data)
+            read, rows = reader(self.data.features), np.zeros(len(x), np.int32)
+            batch = jax.eval_shape(read, dict(self.data.arrays), rows)
+            client = self.algorithm.client
+            update = jax.eval_shape(client.form, trained) if client else trained
+            try_attack(self.attack, update, batch, self.data.features)
         self.__dict__["tried"] = True
 
     @property
