@@ -258,7 +258,7 @@ def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
         )
     loop.check_replies(method, pace.rows)
     comparable = method.is_plain and not method.stages and not pace.keeps_late
-    if config.diagnostics and not (comparable and method.rule.needs == "sum"):
+    if config.diagnostics and (method.needs_rows or not comparable):
         raise FedMomError(
             "diagnostics compare the mean of plain updates with the gradient, in rounds that wait"
             f" for all clients; algorithm {config.algorithm} with aggregate {config.aggregate} and"
