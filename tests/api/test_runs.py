@@ -260,6 +260,15 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_a_page_in_the_place_of_a_folder_is_refused(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    run = fedmom.run(**SMALL, rounds=1, out="run")
+    for write in (run.report, lambda out: fedmom.report(run, out)):
+        with pytest.raises(FedMomError, match=r"out \S+ is a folder\. Name a file in it"):
+            write(place)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from fedmom.core.tensor_files import NAMES, ORDER, packed
+from fedmom.core.errors import FedMomError
+from fedmom.core.tensor_files import NAMES, ORDER, packed, unpacked
 
 
 def joined(tensors):
@@ -36,3 +37,27 @@ def test_arrays_are_not_copied():
     part = packed({"x": array})[1]
     array[7] = 1
     assert np.frombuffer(part, np.float32)[7] == 1
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "complex64"])  # not in all versions
+def test_arrays_of_every_type_are_read_back(name):
+    kind = np.dtype(getattr(ml_dtypes, name, name))
+    tensors = {"a": np.arange(6).reshape(2, 3).astype(kind), "none": np.zeros((0, 4), kind)}
+    found = unpacked(joined(tensors))
+    assert set(found) == set(tensors)
+    for name, array in tensors.items():
+        assert found[name].dtype == kind
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 7, b"\xff" * 64, joined({"x": np.zeros(3)})[:-1]], ids=range(4)
+)
+def test_what_is_no_such_file_is_a_value_error(content):
+    with pytest.raises(ValueError, match=r"\w"):
+        unpacked(content)
+
+
+def test_a_type_that_such_files_do_not_have_is_refused_by_name():
+    with pytest.raises(FedMomError, match="w is of type int4"):
+        packed({"w": np.zeros(3, ml_dtypes.int4)})

@@ -137,3 +137,47 @@ def test_a_state_of_pythons_numbers_is_kept(tmp_path, first):
     run = fedmom.run("synthetic:clients=4", algorithm=algorithm, out=tmp_path / "r", **task)
     assert run.predict(np.zeros((2, 60), "float32")).shape == (2,)
     assert fedmom.resume(tmp_path / "r", algorithm=algorithm, progress=False).status == "finished"
+
+
+KEPT = {
+    "bfloat16": jnp.asarray([1.0, 0.1], jnp.bfloat16),
+    "float8_e5m2": jnp.asarray([1.0, 0.1], jnp.float8_e5m2),
+    "random key": jax.random.key(3),
+    "keys of another kind": jax.random.split(jax.random.key(4, impl="rbg")),
+}
+
+
+@pytest.mark.parametrize("first", KEPT.values(), ids=list(KEPT))
+def test_a_state_of_any_type_can_be_read_back(tmp_path, first):
+    """The library reads no bfloat16, and arrays of keys have no bytes of their own."""
+    algorithm = fedmom.Algorithm(counting(first, lambda n: n))
+    state = fedmom.start(workload(algorithm))
+    found = through_a_file(tmp_path, state, algorithm).state.server["n"]
+    assert (found.dtype, found.shape) == (first.dtype, first.shape)
+    assert (found == first).all()
+
+
+@pytest.mark.filterwarnings("ignore:the training loss ended above")
+def test_noise_of_optax_resumes_to_the_same_bits(tmp_path):
+    algorithm = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(1.0))
+    given = {"algorithm": algorithm, "rounds": 3, "weighting": "cohort", "progress": False}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    data = "synthetic:clients=4"
+    expected = fedmom.run(data, out=whole, **given)
+    fedmom.run(data, out=stopped, callbacks=[lambda event: event.round == 1], **given)
+    found = fedmom.resume(stopped, algorithm=algorithm, progress=False)
+    assert_equal(found.params, expected.params)
+
+
+def test_a_type_that_files_do_not_have_is_refused_before_the_first_round(tmp_path):
+    rounds = []
+    with pytest.raises(FedMomError, match="float8_e4m3b11fnuz, which cannot be written"):
+        fedmom.run(
+            "synthetic:clients=4",
+            algorithm=counting(jnp.zeros(2, jnp.float8_e4m3b11fnuz), lambda n: n),
+            out=tmp_path / "r",
+            weighting="cohort",
+            progress=False,
+            callbacks=[lambda event: rounds.append(event.round)],
+        )
+    assert rounds == []

@@ -558,3 +558,12 @@ def test_what_an_observer_changes_is_not_what_is_kept(tmp_path):
 
     spoiled, plain = run(tmp_path / "a", [spoil]), run(tmp_path / "b")
     assert spoiled.evals == plain.evals == results.read(tmp_path / "a").evals
+
+
+def test_parameters_that_an_observer_changes_are_not_those_that_are_trained(tmp_path):
+    def spoil(event):
+        event.params[0]["w"] = jnp.zeros_like(event.params[0]["w"])
+        event.params.clear()
+
+    spoiled, plain = run(tmp_path / "a", [spoil]), run(tmp_path / "b")
+    assert spoiled.evals == plain.evals

@@ -345,6 +345,11 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
             fedmom.model, {"net": _net(), "data": data(), "metrics": ["accuracy"], "loss": None}
         ),
         "Model": of(fedmom.Model, init=_net()[0], apply=_net()[1]),
+        "Adapted": lambda: Call(
+            fedmom.Adapted,
+            {"base": _workload().model, "init": _net()[0], "frozen": _net()[0]}
+            | {"merge": lambda trained, frozen: trained + frozen},
+        ),
         "bfloat16": lambda: Call(fedmom.bfloat16, {"model": _workload().model}),
         "frozen": lambda: Call(fedmom.frozen, {"model": _workload().model, "train": "0/w"}),
         "lora": lambda: Call(

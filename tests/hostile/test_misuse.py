@@ -18,7 +18,7 @@ NAMES = list(misuse.calls(Path("nowhere")))
 NOT_CALLED = {
     *("Block", "Event", "Failure", "Metrics", "Record", "Round", "Scores", "Snapshot", "State"),
     *("BadReplyError", "DivergedError", "FedMomError", "LOCAL_TRAINING", "LocalProblem"),
-    *("Pace", "Runtime", "Sampler", "RayRuntime", "Variables", "Whole", "Adapted"),
+    *("Pace", "Runtime", "Sampler", "RayRuntime", "Variables", "Whole"),
     *("losses", "metrics", "servers"),  # modules
     *("COROLLARY_2", "CORRECTED_FEDAVG", "CORRECTED_FEDMOM", "THEOREM_1", "THEOREM_2", "Theorem"),
 }

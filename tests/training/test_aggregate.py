@@ -400,3 +400,14 @@ def test_the_pace_may_ask_fewer_than_there_are():
         state.params, -weights_of("population", np.arange(3)) @ UPDATES[:3], rtol=1e-5
     )
     assert record.cohort == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rule", [fedmom.mean("cohort"), fedmom.median()], ids=["mean", "median"])
+def test_aggregates_have_the_types_of_the_parameters(rule):
+    """Weights of 32 bits made them longer, and the server's velocity of bfloat16 with them."""
+    algorithm = fedmom.Algorithm(fedmom.servers.fedmom(), rule=rule)
+    update = jnp.asarray([1.0, 2.0, 4.0], jnp.bfloat16)
+    sent = block([0, 1], jnp.stack([update, update]))
+    state, _ = one_round(sending(sent), algorithm, samples=SIZES[:2], params=update * 0)
+    assert state.server.velocity.dtype == state.params.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(state.server.velocity, -update)

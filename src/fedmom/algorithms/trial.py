@@ -30,6 +30,7 @@ from fedmom.algorithms.forms import Form
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
+from fedmom.core.prng import is_key
 from fedmom.core.tracing import of_numbers, one_number, traced
 from fedmom.core.types import Params
 from fedmom.models.base import Model, first_form
@@ -100,7 +101,7 @@ def returned(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
 def _stored(what: str, function: Callable[..., Any], form: Any) -> Any:
     """Return the form of a client's state, which is kept as plain arrays."""
     state = returned(what, function, form)
-    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+    if any(map(is_key, jax.tree.leaves(state))):
         raise FedMomError(
             f"{what} returns a random key, which a client cannot keep. Keep"
             " jax.random.key_data(key), or use the key that run is given."

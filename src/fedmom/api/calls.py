@@ -68,7 +68,7 @@ def run(
         **settings: All other settings of ``fedmom run --help``, with _ for -: ``lr``,
             ``clients_per_round``, ``local_steps``, ``seed`` and so on. Where a name may stand,
             an object may: ``lr`` and ``server_lr`` take functions of the round, ``sampler`` one
-            of (seed, round), ``solver`` one of lr, ``aggregate`` stages and a rule.
+            of (seed, round_, size, samples), ``solver`` one of lr, ``aggregate`` stages and a rule.
 
     Returns:
         The run.

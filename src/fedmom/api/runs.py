@@ -15,7 +15,7 @@ from fedmom.api import trained_model
 from fedmom.api.live_progress import finish, finish_all
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import inner_folder, user_place
+from fedmom.core.files import check_file, inner_folder, user_place
 from fedmom.core.types import LOWER_IS_BETTER, UNRANKED, Params
 from fedmom.core.validation import Between, Seed
 from fedmom.data.given import conformed
@@ -376,6 +376,7 @@ class Runs(_Results, Mapping[str, Run]):
 
 def write_report(folders: Sequence[Path], path: Path, goal: float | None = None) -> Path:
     """Write the page about the runs in folders; return its path."""
+    check_file(path, "out", "report.html")
     from fedmom.reports import run_page, sweep_page
 
     return run_page.write(sweep_page.of_folders(folders, results.find(folders), goal), path)

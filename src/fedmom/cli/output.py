@@ -9,7 +9,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fedmom.core.errors import FedMomError
 from fedmom.core.files import user_place
 
 if TYPE_CHECKING:
@@ -48,12 +47,6 @@ def told_at_interrupt(text: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise click.Abort(text) from None
-
-
-def check_file(path: Path, example: str) -> None:
-    """Refuse a place where no file can be, before the work is done."""
-    if path.is_dir():
-        raise FedMomError(f"--out {path} is a folder. Name a file in it, such as {example}.")
 
 
 def listing(*columns: str) -> Table:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from fedmom.cli.output import FOLDER, OUT, check_file, page, say
+from fedmom.cli.output import FOLDER, OUT, page, say
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import check_file
 
 
 @click.command()
@@ -37,7 +38,7 @@ def report(folders: tuple[Path, ...], out: Path | None, target: float | None) ->
     from fedmom.reports import run_page, sweep_page
 
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    check_file(path, "report.html")
+    check_file(path, "--out", "report.html")
     found = results.find(folders)
     shares = {run.metric for run in found} == {"accuracy"}
     if target is not None and shares and not 0 <= target <= 1:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from fedmom.cli.output import FOLDER, OUT, check_file, say
+from fedmom.cli.output import FOLDER, OUT, say
 from fedmom.core.errors import FedMomError
+from fedmom.core.files import check_file
 
 RUN = click.argument("run", type=FOLDER)
 
@@ -43,7 +44,7 @@ def predict(run: Path, source: str, split: str, out: Path | None) -> None:
     from fedmom.data.rows.values import listed
 
     path = out or run / "predictions.csv"
-    check_file(path, "predictions.csv")
+    check_file(path, "--out", "predictions.csv")
     if out and not path.parent.is_dir():
         raise FedMomError(
             f"--out {path}: the folder {path.parent} does not exist. Create it, or choose another."

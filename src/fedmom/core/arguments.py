@@ -32,6 +32,11 @@ from fedmom.core.validation import check_number
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 LETTERS = 60  # of a value, in a message
+# How JAX shows what stands for an array while it compiles a function; its versions differ.
+TRACED = re.compile(
+    r"\b(?:Traced|[A-Za-z]{0,30}Tracer)[<(](?:ShapedArray\()?(\w+\[[\d,]*\])[^>)]*\)?[>)]"
+    r"(?:with<[^>]*>)?"
+)
 ARRAYS = "an array"
 
 
@@ -337,4 +342,5 @@ def short(value: Any) -> str:
     )
     if not plain or not text or text.startswith("<"):
         return f"of type {type(value).__name__}"
+    text = TRACED.sub(r"\1", text)
     return text if len(text) <= LETTERS else f"{text[: LETTERS - 3]}..."

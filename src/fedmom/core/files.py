@@ -367,6 +367,18 @@ def user_place(given: str | Path, what: str) -> Path:
     return path
 
 
+def check_file(path: Path, what: str, example: str) -> None:
+    """Refuse a place where no file can be, before the work is done.
+
+    Args:
+        path: The place.
+        what: As for ``user_path``.
+        example: A file's name, for the message.
+    """
+    if path.is_dir():
+        raise FedMomError(f"{what} {path} is a folder. Name a file in it, such as {example}.")
+
+
 def cache_folder() -> Path:
     """Where prepared datasets and compiled programs are kept.
 

@@ -129,3 +129,13 @@ def _hash(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
 # Traced once for all programs that use it, and not written out anew at every place; the compiler
 # puts it in line all the same.
 _traced = jax.jit(_hash)
+
+
+def is_key(value: Any) -> bool:
+    """Return whether an array, or what stands for one, is of random keys.
+
+    Examples:
+        >>> is_key(jax.random.key(0)), is_key(jnp.zeros(2))
+        (True, False)
+    """
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

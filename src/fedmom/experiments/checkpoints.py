@@ -37,7 +37,7 @@ from fedmom.core.files import (
     temporary_name,
     write_atomic,
 )
-from fedmom.core.tensor_files import packed
+from fedmom.core.tensor_files import packed, unpacked
 from fedmom.core.types import Say
 from fedmom.experiments import logs
 from fedmom.experiments.logs import EVALS, ROUNDS, Log, LogRows
@@ -182,16 +182,14 @@ def load(folder: Path, pointer: Pointer, template: Any) -> Checkpoint:
     expected = named_leaves(template)
     kept = {name: t for name, t in tensors.items() if not name.startswith(CLIENTS)}
     _check_form(path, kept, expected)
-    _, structure = jax.tree.flatten(tuple(template[1:]))
-    whole = jax.tree.unflatten(structure, [kept[name] for name in expected])
+    leaves, structure = jax.tree.flatten(tuple(template[1:]))
+    found = [_of_kind(leaf, kept[name]) for leaf, name in zip(leaves, expected, strict=True)]
+    whole = jax.tree.unflatten(structure, found)
     state = type(template)(pointer.round, *jax.device_put(whole, jax.devices()[0]))
     return Checkpoint(state, clients)
 
 
 def _read_tensors(path: Path, checksum: str | None) -> Tensors:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as unpacked
-
     try:
         _check_header(path)
         content = read_file(path, most=None)
@@ -200,7 +198,9 @@ def _read_tensors(path: Path, checksum: str | None) -> Tensors:
         return unpacked(content)
     except OSError as error:
         raise FedMomError(f"{path} cannot be read: {error.strerror}") from None
-    except (SafetensorError, KeyError, TypeError, OverflowError) as error:
+    except FedMomError:
+        raise
+    except ValueError as error:
         raise FedMomError(f"{path} is damaged: {error}".rstrip(".")) from None
 
 
@@ -238,10 +238,23 @@ def named_leaves(state: Any) -> Tensors:
     """Return the state's leaves, but for the round, by their path in the tree, in its order."""
     import jax
 
+    from fedmom.core.prng import is_key
+
     return {
-        jax.tree_util.keystr(path): np.asarray(leaf)
+        jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(state[1:]))
     }
+
+
+def _of_kind(leaf: Any, tensor: NDArray[Any]) -> Any:
+    """Return an array as what a state has in its place: a random key, or the array itself."""
+    import jax
+
+    from fedmom.core.prng import is_key
+
+    if not is_key(leaf):
+        return tensor
+    return jax.random.wrap_key_data(jax.numpy.asarray(tensor), impl=jax.random.key_impl(leaf))
 
 
 class FoundCheckpoint(NamedTuple):

@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedmom.core.arguments import short
 from fedmom.core.errors import BadReplyError, DivergedError, FedMomError
 from fedmom.core.files import locked
 from fedmom.core.identity import label
-from fedmom.core.types import Say
+from fedmom.core.types import Params, Say
 from fedmom.experiments import checkpoints, logs, provenance
 from fedmom.experiments.build import Experiment
 from fedmom.experiments.checkpoints import Checkpoint, Tensors
@@ -172,7 +173,7 @@ class _Execution:
             record,
             {row["split"]: copy.deepcopy(row) for row in evals},  # observers may change theirs
             self._folder.path,
-            lambda: self._experiment.workload.merged(model_of(self._experiment.workload, state)),
+            lambda: self._params(state),
         )
         told = [(observer, observer(event)) for observer in self._observers]
         for observer, why in told:
@@ -184,6 +185,11 @@ class _Execution:
             if why:
                 return why if isinstance(why, str) else f"{label(observer)} ended the run."
         return ""
+
+    def _params(self, state: State) -> Params:
+        """Return the parameters, in lists and dicts that an observer may change."""
+        workload = self._experiment.workload
+        return jax.tree.map(lambda leaf: leaf, workload.merged(model_of(workload, state)))
 
     def _restore_runtime(self, state: State, tensors: Tensors) -> None:
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
-from fedmom.core.prng import centred_uniform
+from fedmom.core.prng import centred_uniform, is_key
 from fedmom.core.tracing import is_numeric, of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features
@@ -246,7 +246,7 @@ def first_form(model: Model) -> Any:
             f"init of the model returns {short(found)}. It must return parameters, which are"
             " trained: an array, or lists, tuples and dicts of arrays."
         )
-    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(params)):
+    if any(map(is_key, jax.tree.leaves(params))):
         raise FedMomError(
             "The model's state has a random key, which cannot be averaged or kept. Leave it out:"
             " apply is given a key."

@@ -8,6 +8,7 @@ import jax
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import read_file, user_path
+from fedmom.core.tensor_files import unpacked
 from fedmom.models.base import Model, first_form
 from fedmom.models.variables import listed, parameter_names
 
@@ -79,10 +80,8 @@ def _content(file: str) -> bytes:
 
 
 def _tensors(file: str) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
+    content = _content(file)
     try:
-        return load(_content(file))
-    except SafetensorError as error:
+        return unpacked(content)
+    except ValueError as error:
         raise FedMomError(f"{file} is not a safetensors file: {error}.") from None

@@ -286,7 +286,7 @@ class _Parts(NamedTuple):
                 metrics |= _named(names[place], found)
         if self.stages or self.rule.each is not None:
             _check_form(aggregate, self.forms[0])
-        return aggregate, tuple(new), metrics
+        return _as_updates(aggregate, self.forms[0]), tuple(new), metrics
 
 
 @lru_cache(maxsize=32)
@@ -329,6 +329,17 @@ def _check_form(aggregate: Params, form: Form) -> None:
             f" an aggregate of {found.structure} with shapes {shapes[0]}. decode, or after where"
             " there is no decode, must undo what encode does."
         )
+
+
+def _as_updates(aggregate: Params, form: Form) -> Params:
+    """Return an aggregate in the types of an update: a weighted sum of bfloat16 has 32 bits."""
+    leaves, structure = jax.tree.flatten(aggregate)
+    kinds = [dtype for _, dtype in form.leaves]
+    typed = [
+        leaf.astype(kind) if jnp.issubdtype(kind, jnp.inexact) else leaf
+        for leaf, kind in zip(leaves, kinds, strict=True)
+    ]
+    return jax.tree.unflatten(structure, typed)
 
 
 def _named(part: str, found: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+from fedmom.core.prng import is_key
 from fedmom.core.types import Params
 from fedmom.models.nets import Net, Path, arguments, beside_state, flags, marked, paths
 
@@ -96,9 +97,7 @@ def _reseeded(rngs: nnx.State, key: jax.Array) -> nnx.State:
     """Return the state of random streams, begun anew from a key."""
     leaves, form = jax.tree.flatten(rngs)
     fresh = [
-        jax.random.fold_in(key, i)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jnp.zeros_like(leaf)
+        jax.random.fold_in(key, i) if is_key(leaf) else jnp.zeros_like(leaf)
         for i, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(form, fresh)

@@ -21,6 +21,7 @@ from fedmom.algorithms.workload import Workload
 from fedmom.core.compilation import keep_programs
 from fedmom.core.files import inner_folder, read_file, write_atomic
 from fedmom.core.prng import clients_key
+from fedmom.core.tensor_files import packed, unpacked
 from fedmom.core.types import Params, Say
 from fedmom.data.batches import place
 from fedmom.data.federated import FederatedData
@@ -52,12 +53,9 @@ class StateFolder:
 
     def load(self, round_: int, form: Any) -> Any | None:
         """Return the state after a round, or None where there is none that can be used."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
         leaves, structure = jax.tree.flatten(form)
-        with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
-            tensors = load(read_file(self._file(round_), most=None))
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            tensors = unpacked(read_file(self._file(round_), most=None))
             kept = [tensors[str(i)] for i in range(len(leaves))]
             forms = [[(leaf.shape, leaf.dtype) for leaf in each] for each in (kept, leaves)]
             if forms[0] == forms[1]:
@@ -66,11 +64,9 @@ class StateFolder:
 
     def save(self, round_: int, state: Any, oldest: int) -> None:
         """Keep the state after a round; forget those before ``oldest``."""
-        from safetensors.numpy import save
-
         self._folder.mkdir(parents=True, exist_ok=True)
         tensors = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        write_atomic(self._file(round_), save(tensors))
+        write_atomic(self._file(round_), *packed(tensors))
         for file in self._folder.glob("round-*.safetensors"):
             if file < self._file(oldest):
                 file.unlink(missing_ok=True)
