@@ -272,6 +272,8 @@ class Workload:
 
 
 def _is_built_in(part: Any) -> bool:
+    if isinstance(part, Metric) and part.inputs is not None:
+        return False
     function = part.per_sample if isinstance(part, Metric) else part
     inside = ("base", "built_in", "char_gpt", "losses", "metrics")  # of fedmom.models
     return str(function.__module__) in [f"fedmom.models.{name}" for name in inside]
