@@ -170,6 +170,7 @@ class TestBackdoor:
         fooled = np.argmax(workload.model.apply(params, jnp.asarray(x), None), -1) == 2
         assert found.attack_success == pytest.approx(fooled[y != 2].mean())
 
+    @pytest.mark.thorough
     def test_it_works_with_attackers_and_not_without(self):
         attack = fedmom.backdoor(share=0.3, target=2, scale=5.0)
         runtime, success = fedmom.LocalRuntime(self.glyphs(attack)), []
