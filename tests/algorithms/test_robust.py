@@ -218,8 +218,9 @@ def test_options_that_make_no_sense_are_refused(make):
 
 
 def here(clients, number=0):
+    """Whose the rows are, and a round."""
     key = jax.random.fold_in(jax.random.key(0), number)
-    return Round(number, key, len(clients), 1.0, 1.0, clients=jnp.asarray(clients))
+    return jnp.asarray(clients), Round(number, key, len(clients), 1.0, 1.0)
 
 
 BUCKETS = {size: jax.jit(fedmom.bucketing(size=size).mix) for size in (1, 2, 4)}
@@ -230,7 +231,7 @@ NEAREST = jax.jit(fedmom.nearest_neighbour_mixing(attackers=F).mix)
 @settings(max_examples=10)
 def test_buckets_are_means_of_replies_each_in_one(seed, size):
     rows = drawn(seed)
-    mixed, weights = BUCKETS[size](jnp.asarray(rows), jnp.ones(N), here(np.arange(N), seed))
+    mixed, weights = BUCKETS[size](jnp.asarray(rows), jnp.ones(N), *here(np.arange(N), seed))
     assert len(mixed) == math.ceil(N / size)
     assert sorted(np.asarray(weights).tolist(), reverse=True) == [
         *[float(size)] * (N // size),
@@ -246,10 +247,10 @@ def test_buckets_are_means_of_replies_each_in_one(seed, size):
 def test_buckets_follow_from_round_and_client_whatever_the_order_of_the_replies():
     rows, order = drawn(3), np.random.default_rng(0).permutation(N)
     mix = BUCKETS[2]
-    one, _ = mix(jnp.asarray(rows), jnp.ones(N), here(np.arange(N)))
-    other, _ = mix(jnp.asarray(rows[order]), jnp.ones(N), here(order))
+    one, _ = mix(jnp.asarray(rows), jnp.ones(N), *here(np.arange(N)))
+    other, _ = mix(jnp.asarray(rows[order]), jnp.ones(N), *here(order))
     np.testing.assert_allclose(np.sort(one, axis=0), np.sort(other, axis=0), rtol=1e-5)
-    later, _ = mix(jnp.asarray(rows), jnp.ones(N), here(np.arange(N), 1))
+    later, _ = mix(jnp.asarray(rows), jnp.ones(N), *here(np.arange(N), 1))
     assert not np.allclose(np.sort(one, axis=0), np.sort(later, axis=0))
 
 
@@ -258,7 +259,7 @@ def test_missing_replies_are_in_no_bucket():
     rows[5:] = np.nan
     weights = (np.arange(N) < 5).astype(np.float32)
     clients = np.where(weights > 0, np.arange(N), -1)
-    mixed, left = BUCKETS[2](jnp.asarray(rows), weights, here(clients))
+    mixed, left = BUCKETS[2](jnp.asarray(rows), weights, *here(clients))
     assert np.asarray(left).tolist() == [2, 2, 1, 0, 0]
     assert np.isfinite(mixed).all()
 
@@ -273,7 +274,7 @@ def mixed_by_hand(rows, f=F):
 @settings(max_examples=10)
 def test_nearest_neighbour_mixing_is_that_of_numpy(seed):
     rows = drawn(seed)
-    mixed, weights = NEAREST(jnp.asarray(rows), jnp.ones(N), None)
+    mixed, weights = NEAREST(jnp.asarray(rows), jnp.ones(N), None, None)
     np.testing.assert_allclose(mixed, mixed_by_hand(rows), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(weights, np.ones(N))
 

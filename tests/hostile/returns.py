@@ -133,9 +133,9 @@ def slots(trial: Trial) -> dict[str, Slot]:
         "Stage.init": lambda v: t.stage(init=call(v), after=_third({})),
         "Stage.enforce": lambda v: t.stage(enforce=call(v)),
         "Stage.mix": lambda v: t.stage(mix=call(v)),
-        "Stage.mix, rows": lambda v: t.stage(mix=lambda _rows, weights, _: (v, weights)),
+        "Stage.mix, rows": lambda v: t.stage(mix=lambda _rows, weights, *_: (v, weights)),
         "Stage.mix, weights": lambda v: t.stage(mix=lambda rows, *_: (rows, v)),
-        "Stage.rows_after": lambda v: t.stage(mix=lambda r, w, _: (r, w), rows_after=call(v)),
+        "Stage.rows_after": lambda v: t.stage(mix=lambda r, w, *_: (r, w), rows_after=call(v)),
         "Attack.poison": lambda v: t.train(attack=fedmom.Attack(0.5, poison=call(v))),
         "Attack.poison, labels": lambda v: t.train(
             attack=fedmom.Attack(0.5, poison=lambda x, *_: (x, v))

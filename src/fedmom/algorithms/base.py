@@ -129,7 +129,6 @@ class Round(NamedTuple):
         replies: How many replies count.
         weight: Σ a_k over them, stale replies counting less.
         scale: What Σ a_k Δ_k was multiplied by, where the rule is a sum.
-        clients: For ``mix``: the client of each row, -1 where there is none.
 
     Examples:
         >>> def fading(aggregate, state, round_):
@@ -144,7 +143,6 @@ class Round(NamedTuple):
     replies: jax.Array
     weight: jax.Array
     scale: jax.Array
-    clients: Any = ()
 
 
 @checked_class
@@ -166,8 +164,9 @@ class Stage(NamedTuple):
         enforce: ``enforce(update) -> update``, on the server, for each reply: what ``encode``
             promises, whether or not the client has done it. It must leave the mean of good
             updates as it is, so that replies can be added up on their way.
-        mix: ``mix(rows, weights, round) -> rows, weights``, on the server, before the rule: all
-            replies of a round, stacked; those of weight 0 do not count.
+        mix: ``mix(rows, weights, clients, round) -> rows, weights``, on the server, before the
+            rule: all replies of a round, stacked, and whose they are; those of weight 0 do not
+            count.
         rows_after: ``rows_after(replies)``: how many rows ``mix`` makes of so many replies.
         least: The fewest replies that ``mix`` makes sense for.
 
@@ -185,7 +184,7 @@ class Stage(NamedTuple):
     init: Callable[[Params], Any] = no_state
     after: Callable[[Params, Any, Round], tuple[Params, Any, Reported]] | None = None
     enforce: Callable[[Params], Params] | None = None
-    mix: Callable[[Params, jax.Array, Round], tuple[Params, jax.Array]] | None = None
+    mix: Callable[[Params, jax.Array, jax.Array, Round], tuple[Params, jax.Array]] | None = None
     rows_after: Callable[[int], int] = unchanged
     least: int = 1
 

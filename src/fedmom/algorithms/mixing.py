@@ -30,17 +30,17 @@ def bucketing(*, size: Annotated[int, Between(1, MOST)] = 2) -> Stage:
 
     Examples:
         >>> rows, weights = {"w": jnp.arange(4.0)[:, None]}, jnp.ones(4)
-        >>> here = Round(0, jax.random.key(0), 4, 4.0, 0.25, clients=jnp.arange(4))
-        >>> mixed, weights = bucketing(size=2).mix(rows, weights, here)
+        >>> here = Round(0, jax.random.key(0), 4, 4.0, 0.25)
+        >>> mixed, weights = bucketing(size=2).mix(rows, weights, jnp.arange(4), here)
         >>> mixed["w"].shape, float(mixed["w"].mean()), weights.tolist()
         ((2, 1), 1.5, [2.0, 2.0])
     """
 
-    def mix(rows: Params, weights: jax.Array, round_: Round) -> tuple[Params, jax.Array]:
+    def mix(
+        rows: Params, weights: jax.Array, clients: jax.Array, round_: Round
+    ) -> tuple[Params, jax.Array]:
         flat, whole = as_matrix(rows, weights)
-        drawn = jax.vmap(lambda client: jax.random.bits(fold_in(round_.key, client)))(
-            round_.clients
-        )
+        drawn = jax.vmap(lambda client: jax.random.bits(fold_in(round_.key, client)))(clients)
         # Rows that do not count come last, or buckets would be half empty.
         order = jnp.lexsort((drawn, weights <= 0))
         buckets = -(-len(flat) // size)
@@ -67,12 +67,14 @@ def nearest_neighbour_mixing(*, attackers: Annotated[int, Between(0, MOST)] = 1)
 
     Examples:
         >>> rows, weights = {"w": jnp.array([[1.0], [2.0], [3.0], [100.0]])}, jnp.ones(4)
-        >>> mixed, _ = nearest_neighbour_mixing(attackers=1).mix(rows, weights, None)
+        >>> mixed, _ = nearest_neighbour_mixing(attackers=1).mix(rows, weights, None, None)
         >>> mixed["w"][:3, 0].tolist()
         [2.0, 2.0, 2.0]
     """
 
-    def mix(rows: Params, weights: jax.Array, _round: Round) -> tuple[Params, jax.Array]:
+    def mix(
+        rows: Params, weights: jax.Array, _clients: jax.Array, _round: Round
+    ) -> tuple[Params, jax.Array]:
         flat, whole = as_matrix(rows, weights)
         counts = weights > 0
         distances = jnp.where(counts, squared_distances(flat), jnp.inf)

@@ -215,8 +215,8 @@ def _try_mix(stage: Stage, form: Params) -> None:
     assert stage.mix is not None
     what = f"mix of the stage {stage.name}"
     rows, number = _rows_of(form), jnp.zeros(())
-    here = Round(number, jax.random.key(0), number, number, number, jnp.arange(len(SAMPLES)))
-    found = traced(stage.mix, rows, jnp.ones(len(SAMPLES)), here)
+    here = Round(number, jax.random.key(0), number, number, number)
+    found = traced(stage.mix, rows, jnp.ones(len(SAMPLES)), jnp.arange(len(SAMPLES)), here)
     if not (isinstance(found, tuple) and len(found) == 2):
         raise FedMomError(f"{what} returns {short(found)}. It must return rows and weights.")
     mixed, weights = (of_numbers(f"{what} returns", part) for part in found)

@@ -51,7 +51,7 @@ class Programs(NamedTuple):
     """Compiled: ``add(sum, rows) -> sum`` and the server's ``step``."""
 
     add: sums.Add
-    step: Callable[[Carried, Sum | None, Rows, Round], Stepped]
+    step: Callable[[Carried, Sum | None, Rows, Round, Any], Stepped]
 
 
 class _Counted(NamedTuple):
@@ -154,9 +154,8 @@ class Collected:
         total, rows = self._parts.finish()
         # NumPy's number would widen the aggregate, and with it the server's state, to 64 bits.
         scale = float(self._rule.scale(sum(c.weights.sum() for c in self._counted), population))
-        clients = self._clients(rows)
-        numbers: Any = (round_, key, float(self.replies), self.weight, scale, clients)
-        return self._step(carried, total, rows, Round(*numbers))
+        numbers: Any = (round_, key, float(self.replies), self.weight, scale)
+        return self._step(carried, total, rows, Round(*numbers), self._clients(rows))
 
     def _clients(self, rows: Rows) -> Any:
         """Return the client of each row, where a part of the method asks for it."""
@@ -245,18 +244,18 @@ class _Parts(NamedTuple):
             readable = readable and keeps
         return rows
 
-    def mixed(self, rows: Rows, round_: Round) -> Rows:
+    def mixed(self, rows: Rows, clients: Any, round_: Round) -> Rows:
         """Let a simulated attack replace rows, and stages mix them, the first one first."""
         mixes = [(i, stage.mix) for i, stage in enumerate(self.stages) if stage.mix is not None]
         if not rows.updates or not (mixes or self.collusion):
             return rows
         updates, losses, weights = sums.joined(rows)
         if self.collusion is not None:
-            updates = self.collusion(updates, weights, round_.clients)
+            updates = self.collusion(updates, weights, clients)
         for place, mix in mixes:
             own = round_._replace(key=_stage_key(round_, place))
             before = jnp.dot(losses, weights)
-            updates, weights = mix(updates, weights, own)
+            updates, weights = mix(updates, weights, clients, own)
             # Of a mixed row, the loss is the mean of all.
             mean = before / jnp.maximum(jnp.sum(weights), TINY)
             losses = jnp.where(weights > 0, mean, 0)
@@ -292,9 +291,11 @@ class _Parts(NamedTuple):
 @lru_cache(maxsize=32)
 def _compiled(parts: _Parts) -> Programs:
     @jax.jit
-    def step(carried: Carried, total: Sum | None, rows: Rows, round_: Round) -> Stepped:
+    def step(
+        carried: Carried, total: Sum | None, rows: Rows, round_: Round, clients: Any
+    ) -> Stepped:
         params, server, states, rule = carried
-        rows = parts.mixed(parts.decode(rows), round_)
+        rows = parts.mixed(parts.decode(rows), clients, round_)
         combined = parts.combine(total, rows, round_.scale, rule)
         aggregate, loss, rule, of_rule = combined
         aggregate, states, of_stages = parts.pass_stages(aggregate, states, round_)
