@@ -23,7 +23,7 @@ from pathlib import Path
 from fedmom.flower import launch
 from fedmom.flower.control import Control
 from fedmom.flower.layout import create, open_device
-from fedmom.flower.server import ENDED
+from fedmom.flower.running import ENDED
 
 DATA = "synthetic:clients=3"
 SERVER = """

@@ -5,7 +5,8 @@
 
 The loop asks clients and takes their replies in blocks; it does not care what computed them. These
 clients do plain local training by SGD. `runs_method = False` says so: the loop then refuses an
-algorithm with a client or stages of its own, instead of leaving them out silently.
+algorithm with a client or stages of its own, instead of leaving them out silently. (To train your
+PyTorch module, you need no runtime of your own: docs/torch_runtime.md.)
 """
 
 from collections import deque

@@ -37,7 +37,12 @@ def blocks(language):
     """All code blocks of a language, with the page each is on."""
     pages = [page for page in PAGES if page not in (EXTENDING, *SESSIONS)]
     found = [(page.name, text) for page in pages for text in code(page, language)]
-    return [pytest.param(text, id=f"{name}-{i}") for i, (name, text) in enumerate(found)]
+    return [
+        pytest.param(
+            text, id=f"{name}-{i}", marks=[pytest.mark.thorough] * ("import torch\n" in text)
+        )
+        for i, (name, text) in enumerate(found)
+    ]
 
 
 def commands():
@@ -162,6 +167,8 @@ def test_benchmarks_that_are_named_are_there():
 def test_snippets_run(block, capsys):
     if "import tokenizers" in block:
         pytest.importorskip("tokenizers", reason="needs the package tokenizers, of fedmom[dev]")
+    if "import torch\n" in block:
+        pytest.importorskip("torch", reason="torch is not installed")
     exec(compile(block, "snippet", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
 

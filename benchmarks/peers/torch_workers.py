@@ -26,35 +26,46 @@ def serve(options, x, y, server, total, pipe):
         pipe.send(True)
 
 
+class Loop:
+    """The server, and a process for each core."""
+
+    def __init__(self, options, workers):
+        torch.set_num_threads(1)
+        self.size = options.clients_per_round
+        x, y = tensors(options.work)
+        self.server = flatten(build(options.work)).share_memory_()
+        context = multiprocessing.get_context("fork")  # workers share the data
+        self.workers = []
+        for _ in range(workers):
+            total = torch.zeros_like(self.server).share_memory_()
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=serve, args=(options, x, y, self.server, total, theirs), daemon=True
+            )
+            process.start()
+            self.workers.append((ours, total))
+
+    def round(self, clients):
+        """Deal the clients to the workers, and take the mean of their models."""
+        for i, (pipe, _) in enumerate(self.workers):
+            pipe.send(clients[i :: len(self.workers)].tolist())
+        for pipe, _ in self.workers:
+            pipe.recv()
+        torch.sum(torch.stack([total for _, total in self.workers]), 0, out=self.server)
+        self.server.div_(self.size)
+
+    def close(self):
+        """Let the workers end."""
+        for pipe, _ in self.workers:
+            pipe.send(None)
+
+
 def main():
     options = torch_nets.options()
-    torch.set_num_threads(1)
-    x, y = tensors(options.work)
-    server = flatten(build(options.work)).share_memory_()
-    context = multiprocessing.get_context("fork")  # workers share the data
-    workers = []
-    for _ in range(os.cpu_count() or 1):
-        total = torch.zeros_like(server).share_memory_()
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=serve, args=(options, x, y, server, total, theirs), daemon=True
-        )
-        process.start()
-        workers.append((ours, total))
+    loop = Loop(options, os.cpu_count() or 1)
     rng = np.random.default_rng(1)
-
-    def round_():
-        clients = w.cohort(rng, options.work, options.clients_per_round)
-        for i, (pipe, _) in enumerate(workers):
-            pipe.send(clients[i :: len(workers)].tolist())
-        for pipe, _ in workers:
-            pipe.recv()
-        torch.sum(torch.stack([total for _, total in workers]), 0, out=server)
-        server.div_(options.clients_per_round)
-
-    w.measure(round_, options)
-    for pipe, _ in workers:
-        pipe.send(None)
+    w.measure(lambda: loop.round(w.cohort(rng, options.work, options.clients_per_round)), options)
+    loop.close()
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fedmom.models.metrics import Metric
     from fedmom.models.precision import bfloat16
     from fedmom.models.pretrained import pretrained
+    from fedmom.models.torch.table import torch_op
     from fedmom.models.variables import Variables, Whole
     from fedmom.runtimes import RUNTIMES
     from fedmom.runtimes.base import Block, Failure, Runtime, Scores, Snapshot
@@ -92,6 +93,7 @@ _HOMES = {
     "models.metrics": ("Metric",),
     "models.precision": ("bfloat16",),
     "models.pretrained": ("pretrained",),
+    "models.torch.table": ("torch_op",),
     "models.variables": ("Variables", "Whole"),
     "runtimes": ("RUNTIMES",),
     "runtimes.base": ("Block", "Failure", "Runtime", "Scores", "Snapshot"),

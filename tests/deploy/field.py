@@ -67,7 +67,11 @@ class Field:
 
     def server(self):
         self.start("server", "deploy", "server", self.path)
-        self.wait(lambda: "is ready" in self.printed("server"), "the server")
+        self.wait(lambda: "is ready" in self.printed("server") or self.has_ended("server"), "it")
+        assert not self.has_ended("server"), self.all_printed()
+
+    def has_ended(self, name):
+        return self._processes[name].poll() is not None
 
     def device(self, number, *more, data=DATA):
         """Start device 1, 2, ..., which has the data of client 0, 1, ..."""

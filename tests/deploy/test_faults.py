@@ -62,7 +62,7 @@ def test_a_server_app_that_is_killed_goes_on_from_its_checkpoint(field, tmp_path
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_goes_on(field, tmp_path):
     field.run("run", *options(**HOW, runtime="flower:devices=3,least=2,deadline=120"))
     begun(field, field.folder / "run", 2)
-    kill(processes(field, field.path / "server", "fedmom.flower.launch"))
+    kill(processes(field, field.path / "server", "fedmom.flower.superlink --host"))
     assert field.finished(patience=LONG) == 0, field.all_printed()
     assert "is restarted" in field.printed("server")
     assert_same_run(field.folder / "run", simulated(tmp_path / "simulated", **HOW))
@@ -181,7 +181,8 @@ from flwr.clientapp import ClientApp
 
 from fedmom.flower.device import respond as honest
 
-KINDS = ["nan", "huge", "names", "shape", "samples", "type", "raises"]
+# Three in a row that cannot be used at all would set the device aside; a NaN is found later.
+KINDS = ["huge", "names", "nan", "shape", "type", "samples", "raises"]
 app = ClientApp()
 
 
@@ -228,7 +229,7 @@ def test_hostile_devices_are_left_out_and_the_run_goes_on(field):
     reasons = [row["rejected"] for row in rows]
     assert all(len(rejected) == 1 and rejected[0][0] == 2 for rejected in reasons)
     told = " | ".join(rejected[0][1] for rejected in reasons)
-    for part in ("not finite", "bytes", "names", "shape", "float64", "it claims 1000000000"):
+    for part in ("not finite", "bytes", "named 0 to 1", "shape", "float64", "it claims 1000000000"):
         assert part in told
     assert "OSError" in told
     server, run = (field.path / "server").glob("*.*"), field.folder.glob("run/**/*")

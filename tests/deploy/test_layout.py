@@ -2,9 +2,13 @@
 
 import importlib.util
 import json
+import shutil
 import ssl
 import stat
+import subprocess
+import sys
 import tomllib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,6 +16,9 @@ import pytest
 from cryptography import x509
 from flwr.app import Context, Message, RecordDict
 from flwr.cli.config_utils import load_and_validate
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY
+from flwr.common.constant import AuthnType
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmom import from_arrays
@@ -19,9 +26,10 @@ from fedmom.core.errors import FedMomError
 from fedmom.data.store.writer import save_store
 from fedmom.experiments import settings
 from fedmom.experiments.folder import RunFolder
-from fedmom.flower import certificates, launch, layout, node, server
-from fedmom.flower.control import packed_app, settings_of
-from fedmom.flower.device import own_data, respond
+from fedmom.flower import certificates, launch, layout, node, running, server
+from fedmom.flower.control import RunStatus, packed_app, settings_of
+from fedmom.flower.device import Tail, own_data, respond
+from fedmom.flower.ending import how_it_ended
 from fedmom.flower.server import follow
 from fedmom.reports import result_tables
 from fedmom.runtimes.devices import journal
@@ -98,9 +106,10 @@ def test_options_that_a_run_under_way_does_not_take_are_told(tmp_path):
 
 def test_secrets_are_their_owners_alone(tmp_path):
     layout.create(tmp_path / "fl", "fl.example.org:9443", 1)
-    for file in ("server/ca.key", "server/server.key", "devices/device-1/device.key"):
+    secrets = ("ca.key", "server.key", "control.token", "flwr/credentials.yaml")
+    for file in (*(f"server/{name}" for name in secrets), "devices/device-1/device.key"):
         assert stat.S_IMODE((tmp_path / "fl" / file).stat().st_mode) == 0o600
-    for folder in ("server", "devices/device-1"):
+    for folder in ("server", "runs", "devices/device-1"):
         assert stat.S_IMODE((tmp_path / "fl" / folder).stat().st_mode) == 0o700
     there = {p.name for p in (tmp_path / "fl" / "devices" / "device-1").iterdir()}
     assert there == {"ca.pem", "device.key", "device.toml"}
@@ -148,6 +157,107 @@ def test_insecure_is_for_one_machine(tmp_path):
 def test_an_address_that_is_none_is_refused(tmp_path, address):
     assert "is not an address" in refused("deploy", "init", tmp_path / "a", "--address", address)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_the_service_of_the_server_is_one_that_systemd_takes(tmp_path):
+    deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
+    file = deployment.server / "fedmom-server.service"
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert "fedmom-server.service" not in done.stderr
+    assert f"{sys.executable} -m fedmom deploy server {deployment.path}" in file.read_text()
+
+
+def test_flowers_own_commands_know_the_secret_of_the_server(tmp_path):
+    """Where its `flwr login` would have put it: for this address, and in this form."""
+    deployment = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0)
+    store = FileCredentialStore(deployment.server / "flwr" / "credentials.yaml")
+    kind, access = (
+        key % deployment.listen for key in (AUTHN_TYPE_STORE_KEY, ACCESS_TOKEN_STORE_KEY)
+    )
+    assert store.get(kind) == AuthnType.OIDC.encode()
+    assert store.get(access) == deployment.token.read_bytes()
+    layout.write_token(deployment)
+    assert store.get(access) == deployment.token.read_bytes()  # it stays the same
+
+
+def test_logs_are_bounded_and_what_follows_them_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "LARGEST_LOG", 1000)
+    log = tmp_path / "device.log"
+    tail, seen = Tail(log), 0
+    with log.open("ab") as program:  # as a program that is running has it
+        for number in range(500):
+            program.write(f"line {number}\n".encode())
+            program.flush()
+            assert tail.news() == f"line {number}\n"
+            launch.shorten(log)
+            seen = max(seen, log.stat().st_size)
+    assert seen <= 1000
+    before = (tmp_path / "device.log.1").read_bytes()
+    assert len(before) <= 1000
+    kept = [int(line.split()[1]) for line in (before + log.read_bytes()).splitlines()[1:]]
+    assert kept == list(range(kept[0], 500))
+    assert {file.name for file in tmp_path.iterdir()} == {"device.log", "device.log.1"}
+
+
+def test_how_a_process_ended_is_told_in_words():
+    assert how_it_ended(-11) == "its process was killed by SIGSEGV"
+    assert how_it_ended(-63) == "its process was killed by signal 63"
+    assert how_it_ended(7) == "its process ended with exit code 7"
+
+
+class NoServer:
+    """A Control API with a run that has died, and dies again whenever it is started."""
+
+    def __init__(self):
+        self.started, self.status = [], RunStatus("failed", "its process was killed by SIGKILL")
+
+    def run(self, _):
+        return self.status
+
+    def start(self, values):
+        self.started.append(values)
+        return len(self.started)
+
+
+def test_a_run_whose_server_app_dies_at_once_is_not_restarted_for_ever(tmp_path):
+    deployment, control, said = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0), NoServer(), []
+    out = tmp_path / "run"
+    running.Order(7, str(out), {"rounds": 3}).write(deployment)
+    supervisor = running.Supervisor(deployment, control, said.append)
+    for _ in range(2 * running.TRIES):
+        supervisor.look()
+    assert control.started == [{"rounds": 3, "out": str(out)}] * running.TRIES
+    given_up = running.find(deployment, out)
+    assert "died 5 times without a round" in given_up.fault
+    assert not server._is_live(control, given_up)  # the next command starts it anew
+    assert server._is_live(control, replace(given_up, fault=""))
+    assert len(said) == running.TRIES
+    for status in (RunStatus("stopped", ""), RunStatus("failed", running.EXCEPTION + "no")):
+        running.Order(7, str(out), {}).write(deployment)
+        control.status = status
+        supervisor.look()
+        assert running.find(deployment, out) is None
+    assert len(control.started) == running.TRIES
+
+
+def test_a_run_that_cannot_be_looked_after_keeps_no_other_from_it(tmp_path):
+    class Unknown(NoServer):
+        def run(self, number):
+            if number == 1:
+                raise FedMomError("there is no such run")
+            return super().run(number)
+
+    deployment, control = layout.create(tmp_path / "fl", "127.0.0.1:8443", 0), Unknown()
+    for number in (1, 2, 1):
+        for name in "abc":
+            running.Order(number, str(tmp_path / f"{name}{number}"), {}).write(deployment)
+    with pytest.raises(FedMomError, match="no such run"):
+        running.Supervisor(deployment, control, print).look()
+    assert {values["out"][-1] for values in control.started} == {"2"}
+    assert len(control.started) == 3
 
 
 def test_a_folder_that_holds_a_deployment_is_left_alone(tmp_path):

@@ -314,6 +314,18 @@ def test_checkpoints_are_also_written_by_the_clock(tmp_path, monkeypatch):
     assert found == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_checkpoint_after_every_round_is_there_when_the_round_is_told(tmp_path):
+    """So that a kill at any later moment loses nothing of it."""
+    experiment = prepared(rounds=5)
+    folder, told = RunFolder.create(tmp_path / "r", experiment.config), []
+
+    def observe(event):
+        told.append((event.round, folder.saved_round()))
+
+    execute(folder, experiment, [observe], checkpoint_seconds=0.0)
+    assert told == [(n, n) for n in range(6)]
+
+
 # ---- ending early
 
 TOO_LARGE_LATER = "step:start=0.01,rate=1e38,rounds=6"  # from round 7 on

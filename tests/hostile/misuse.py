@@ -315,6 +315,7 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "backdoor": of(fedmom.backdoor, share=0.1, target=1, part=0.5, scale=2.0),
         "alie": of(fedmom.alie, share=0.1, z=1.0),
         "ipm": of(fedmom.ipm, share=0.1, scale=2.0),
+        "torch_op": of(fedmom.torch_op, name="aten.erfinv"),
         "Workload": lambda: Call(fedmom.Workload, dict(vars(_workload()), seed=0)),
         "Features": of(fedmom.Features, kind="vector", shape=(3,), classes=2, task="classes"),
         "FederatedData": lambda: Call(

@@ -43,6 +43,37 @@ def layers():
             close((of_layer["w"], of_layer["b"], of_x), by_hand(w, layer["b"], x, share))
 
 
+def rewritten():
+    """Convolutions of users' nets and all gradients, second ones too, against XLA's own."""
+    from fedmom.models.rewriting import REPLACEMENTS
+    from fedmom.models.rewriting.walk import rewritten as fast
+
+    rng = np.random.default_rng(0)
+    axes = "NHWC", "HWIO", "NHWC"
+    for groups, channels, filters, strides, dilation, pads in (
+        (1, 3, 8, (1, 1), (1, 1), ((1, 1), (2, 0))),
+        (1, 18, 4, (2, 1), (1, 2), ((0, 1), (-1, 2))),
+        (2, 4, 6, (1, 2), (2, 1), ((1, 1), (1, 1))),
+        (5, 5, 10, (2, 2), (1, 1), ((1, 0), (0, 1))),
+    ):
+        x, w = (
+            rng.normal(size=(4, 8, 8, channels)),
+            rng.normal(size=(3, 2, channels // groups, filters)),
+        )
+
+        def value(x, w, groups=groups, how=(strides, pads, (1, 1), dilation)):
+            y = jax.lax.conv_general_dilated(
+                x, w, *how, dimension_numbers=axes, feature_group_count=groups
+            )
+            return jnp.sum(jnp.sin(y))
+
+        def derivatives(x, w, value=value):
+            gradient = jax.grad(value, (0, 1))
+            return gradient(x, w), jax.jvp(gradient, (x, w), (jnp.cos(x), jnp.sin(w)))[1]
+
+        close(jax.jit(fast(derivatives, REPLACEMENTS))(x, w), jax.jit(derivatives)(x, w))
+
+
 def lstm():
     """The LSTM's values and gradients, against the loop as it stands."""
     from fedmom.models.kernels.lstm import lstm
@@ -85,4 +116,4 @@ def servers():
 if __name__ == "__main__":
     assert jax.config.jax_enable_x64
     warnings.simplefilter("ignore")
-    {f.__name__: f for f in (layers, lstm, nets, servers)}[sys.argv[1]]()
+    {f.__name__: f for f in (layers, lstm, nets, rewritten, servers)}[sys.argv[1]]()

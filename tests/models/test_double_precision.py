@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "part", ["layers", "lstm", "servers", pytest.param("nets", marks=pytest.mark.thorough)]
+    "part",
+    ["layers", "lstm", "rewritten", "servers", pytest.param("nets", marks=pytest.mark.thorough)],
 )
 def test_in_double_precision(part, tmp_path):
     command = [sys.executable, "-m", "tests.models.double_precision", part]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -67,3 +68,30 @@ def is_alive(process):
     except OSError:
         return False
     return fields[0] != "Z"
+
+
+def until(process, text, seconds=180):
+    """Wait until a process has printed a text."""
+    end, said = time.monotonic() + seconds, []
+    for line in process.stdout:
+        said.append(line)
+        if text in line:
+            return
+        assert time.monotonic() < end
+    raise AssertionError(f"{process.args} ended:\n{''.join(said)}")
+
+
+def listening_at(processes):
+    """Return the addresses that processes listen at, as /proc writes them."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+    found = set()
+    for process in processes:
+        for place in Path(f"/proc/{process}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                found |= {sockets[name] for name in [str(place.readlink())] if name in sockets}
+    return found

@@ -35,6 +35,11 @@ if find_spec("ray") and find_spec("flwr"):  # not where the lowest versions are 
     RUNTIMES |= {"ray": lambda workload: RayRuntime(workload, actors=2), "flower": devices}
     if device_nodes.GRID is not None:  # on real nodes: tests/deploy/test_contract_on_nodes.py
         RUNTIMES = {"flower": device_nodes.devices}
+if find_spec("torch"):
+    from fedmom.runtimes.pytorch.runtime import TorchRuntime
+    from tests.runtimes import torch_nets
+
+    RUNTIMES |= {"torch": lambda workload: TorchRuntime(workload, workers=1)}
 SHORT, LONG = fedmom.LocalWork(lr=0.1, steps=3, batch_size=2), fedmom.LocalWork(lr=0.1, epochs=2)
 WORKS = {"short": SHORT, "shuffled": LONG}
 
@@ -50,9 +55,18 @@ def data():
     return population([5, 9, 3, 14, 7, 6], test_sizes=[2, 0, 1, 4, 3, 2])
 
 
-@pytest.fixture(scope="module")
-def model(data):
+@pytest.fixture
+def model(request, data):
+    """Logistic regression; of PyTorch where it is trained there, with JAX's form of it."""
+    if request.node.callspec.params.get("make") == "torch":
+        return torch_nets.linear(data)
     return fedmom.build_model("logreg", data.features)
+
+
+@pytest.fixture
+def _clients_of_jax(request):
+    if request.node.callspec.params["make"] == "torch":
+        pytest.skip("it refuses methods and models whose clients only JAX can run")
 
 
 @pytest.fixture
@@ -65,7 +79,7 @@ def _in_this_process(request):
         pytest.skip("a device tells its errors by their name, and keeps its state")
 
 
-MARKS = {"ray": pytest.mark.thorough}
+MARKS = {"ray": pytest.mark.thorough, "torch": pytest.mark.thorough}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in RUNTIMES])
@@ -204,6 +218,7 @@ def test_replies_that_are_not_waited_for_come_later_unless_cancelled(make, model
 
 
 @pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, model, tmp_path):
     broken = tmp_path / "broken"  # a file, which other processes see as well
     broken.touch()
@@ -225,6 +240,7 @@ def test_an_error_in_a_client_reaches_the_caller_and_the_runtime_goes_on(make, m
 
 
 @pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_states_are_kept_for_clients_that_were_seen(make, model):
     runtime, params = make(counting()), model_at(model)
     for times in (1, 2, 3):
@@ -236,6 +252,7 @@ def test_states_are_kept_for_clients_that_were_seen(make, model):
     assert tensors["states/0"].tolist() == [3, 3]
 
 
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_a_snapshot_is_of_whole_rounds_and_goes_on_elsewhere(make, model):
     """In the middle of a round, a snapshot is that of the last commit."""
     params, later = model_at(model), model_at(model, 1)
@@ -275,12 +292,14 @@ def test_evaluation_sums_over_each_client_with_samples(make, data, model):
         assert scores.evaluated.tolist() == split.size[present].tolist()
         for k, client in enumerate(present):
             rows = slice(split.start[client], split.start[client] + split.size[client])
-            losses, hits, _ = by_hand.logreg(params, data.arrays["x"][rows], data.arrays["y"][rows])
+            layers = torch_nets.layers(params) if isinstance(params, dict) else params
+            losses, hits, _ = by_hand.logreg(layers, data.arrays["x"][rows], data.arrays["y"][rows])
             np.testing.assert_allclose(scores.sums["loss"][k], losses.sum(), rtol=1e-5)
             assert scores.sums["accuracy"][k] == hits.sum()
     assert runtime.evaluate(params, "train", 12).evaluated.sum() <= 12
 
 
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_personal_models_are_evaluated_with_their_clients_state(make, model):
     def run(broadcast, bias, _problem, _key):
         return broadcast, bias + 1, {"loss": jnp.zeros(())}
@@ -354,6 +373,7 @@ def normed(data, state):
     return fedmom.model((init, apply), data, has_state=True, state=state)
 
 
+@pytest.mark.usefixtures("_clients_of_jax")
 @pytest.mark.parametrize("state", ["average", "local"])
 def test_a_model_with_state_is_trained_and_evaluated_alike_on_every_runtime(make, data, state):
     net = normed(data, state)
@@ -400,6 +420,7 @@ def reporting():
     return fedmom.Algorithm(server, client=client, rule=fedmom.mean("cohort"), stages=stages)
 
 
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_states_and_metrics_of_every_part_are_the_same_on_every_runtime(make, data):
     pace = fedmom.synchronous(3)
     runtime = make(reporting())
@@ -427,6 +448,7 @@ def test_states_and_metrics_of_every_part_are_the_same_on_every_runtime(make, da
         assert record.metrics == pytest.approx(other.metrics)
 
 
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_means_of_metrics_are_the_same_where_replies_are_added_up(make, data):
     """Ray's actors send one row for all of their clients."""
 
@@ -496,6 +518,7 @@ def test_threads_end_with_the_runtime(data, model):
         assert not thread.is_alive()
 
 
+@pytest.mark.usefixtures("_clients_of_jax")
 def test_frozen_parameters_are_there_though_they_are_not_sent(request, make, data, model):
     """Every runtime has them from the model and the seed; replies and scores are the same."""
     if request.node.callspec.params["make"].startswith("scripted"):

@@ -14,15 +14,24 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedmom
-from fedmom.core.errors import FedMomError
+from fedmom.core.errors import BadReplyError, FedMomError
 from fedmom.data.federated import Features
+from fedmom.data.schema import Schema
 from fedmom.flower.server import News
 from fedmom.runtimes.base import Block, Failure
 from fedmom.runtimes.devices import link, wire
 from fedmom.runtimes.devices import runtime as device_runtime
 from fedmom.runtimes.devices.client import answer
 from fedmom.runtimes.devices.link import OVERHEAD, Inbox, Link
-from fedmom.runtimes.devices.population import DeviceOptions, from_json, meet, to_json
+from fedmom.runtimes.devices.population import (
+    Device,
+    DeviceOptions,
+    _tell_heavy,
+    agreed,
+    from_json,
+    meet,
+    to_json,
+)
 from fedmom.runtimes.local import LocalRuntime
 from tests.conftest import population, workload_of
 from tests.runtimes.device_grid import LoopGrid, devices
@@ -423,7 +432,7 @@ def test_a_run_says_whom_it_asks_again_and_why(capsys):
 def test_devices_are_met_and_remembered(data, model):
     runtime = devices(work(data, model))
     said = []
-    found = meet(Link(runtime.grid), 4, 1000, said.append)
+    found = meet(Link(runtime.grid), DeviceOptions(4), said.append)
     assert found.train.size.tolist() == [5, 9, 3, 7]
     assert found.test.size.tolist() == [2, 0, 1, 4]
     assert found.users == ["device-100", "device-101", "device-102", "device-103"]
@@ -436,7 +445,7 @@ def test_devices_are_met_and_remembered(data, model):
 def test_a_claim_that_cannot_be_is_not_believed(data, model):
     runtime = devices(work(data, model))
     said = []
-    found = meet(Link(runtime.grid), 2, 6, said.append)
+    found = meet(Link(runtime.grid), DeviceOptions(2, max_samples=6), said.append)
     assert found.train.size.tolist() == [5, 3]
     assert "it claims 9 training and 0 test samples; believed are 1 to 6" in " ".join(said)
 
@@ -447,7 +456,7 @@ def test_labels_that_only_some_devices_have_count_for_all(data, model):
         data=lambda: replace(owners[100].data(), features=Features("vector", (4,), 7))
     )
     grid = LoopGrid({100: partial(answer, owner=owners[100]), 101: partial(answer, owner=more)})
-    assert meet(Link(grid), 2, 1000, lambda _: None).features.classes == 7
+    assert meet(Link(grid), DeviceOptions(2), lambda _: None).features.classes == 7
 
 
 def test_a_damaged_list_of_devices_is_refused():
@@ -505,3 +514,126 @@ def test_a_device_whose_loss_cannot_be_is_left_out_of_an_evaluation(data, model,
     assert len(runtime.evaluate(params, "train").samples) == data.clients - 1
     runtime._link.take = take
     assert fedmom.evaluate(runtime, params, "train").loss == pytest.approx(honest, rel=1e-5)
+
+
+def met(name, classes=3, shape=(4,), names=None):
+    schema = Schema(kind="vector", shape=shape, dtype="float32", classes=classes, class_names=names)
+    return Device(f"key of {name}", name, 10, 0), schema
+
+
+def names_of(found):
+    return [device.name for device, _ in found]
+
+
+def test_a_device_with_other_data_than_most_is_named_and_left_out():
+    said = []
+    found = [met("ann"), met("bob", shape=(5,)), met("cy", classes=7)]
+    kept, schema = agreed(found, 1000, said.append)
+    assert (names_of(kept), schema.shape, schema.classes) == (["ann", "cy"], (4,), 7)
+    (text,) = said
+    assert text.startswith(
+        "bob does not take part: The data of ann (key of a) and of bob (key of b"
+    )
+    assert "start its program again, or delete its key" in text
+
+
+def test_devices_that_agree_two_by_two_only_are_told_apart():
+    """Names of digits fit numbers and other names, which do not fit each other."""
+    found = [met("ann", 2, names=("1", "2")), met("bob"), met("cy", 2, names=("no", "yes"))]
+    said = []
+    kept, _ = agreed(found, 1000, said.append)
+    assert names_of(kept) == ["ann", "bob"]
+    assert "cy does not take part" in said[0]
+
+
+@pytest.mark.parametrize("shapes", [[4, 5], [4, 5, 6], [4, 4, 5, 5]])
+def test_without_a_majority_nobody_is_believed(shapes):
+    found = [met(f"device-{n}", shape=(size,)) for n, size in enumerate(shapes)]
+    with pytest.raises(
+        FedMomError, match=r"device-\d .* No kind of data is that of more than half"
+    ):
+        agreed(found, 1000, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("claims", "kept"),
+    [
+        ([3, 1000, 3], [3, 1000, 3]),
+        ([3, 1001, 3], [3, 3]),
+        ([3, 200_000, 200_000], [3, 200_000, 200_000]),  # most say so
+        ([3, 200_000], [3]),
+    ],
+)
+def test_classes_that_only_one_device_claims_are_bounded(claims, kept):
+    said = []
+    found = [met(f"device-{n}", classes=count) for n, count in enumerate(claims)]
+    taken, schema = agreed(found, 1000, said.append)
+    assert [device_schema.classes for _, device_schema in taken] == kept
+    assert schema.classes == max(kept)
+    assert len(said) == len(claims) - len(kept)
+    assert all("claims" in text and "raise max_classes" in text for text in said)
+
+
+@pytest.mark.parametrize(("others", "said"), [([5, 7], 0), ([5, 3], 1)])
+def test_a_claim_that_outweighs_all_others_is_told(others, said):
+    texts = []
+    found = [Device(name, name, size, 0) for name, size in zip("abc", [9, *others], strict=True)]
+    _tell_heavy(found, texts.append)
+    assert [text.startswith("a claims 9 of 17 training samples") for text in texts] == [True] * said
+
+
+@pytest.mark.usefixtures("_no_pauses")
+def test_a_round_that_lacks_useless_answers_only_is_not_repeated_for_ever(data, model):
+    """Each of the three is needed, and one of them sends a wrong type whenever it is asked."""
+
+    def change(reply):
+        return spoiled(BAD["wrong type"])(reply) if reply.metadata.src_node_id == 101 else reply
+
+    runtime = devices(work(data, model), change=change, least=3)
+    events = []
+    runtime._link.journal = events.append
+    runtime.ask(0, np.array([0, 1, 2]), model_at(model))
+    answers = iter(runtime.replies())
+    assert {int(next(answers).clients[0]) for _ in range(2)} == {0, 2}
+    sentence = "Round 1 has 2 of at least 3 replies, .* 3 times in a row .device-1: it has an array"
+    with pytest.raises(BadReplyError, match=sentence):
+        next(answers)
+    assert sum(event["event"] == "repeated" for event in events) == device_runtime.FRUITLESS - 1
+
+
+@pytest.mark.usefixtures("_no_pauses")
+def test_a_device_whose_answers_are_useless_is_set_aside_and_tried_again(data, model, monkeypatch):
+    bad = {101}
+
+    def change(reply):
+        return spoiled(BAD["wrong type"])(reply) if reply.metadata.src_node_id in bad else reply
+
+    now = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0, sleep=lambda _: None)
+    monkeypatch.setattr(device_runtime, "time", clock)
+    runtime = devices(work(data, model), change=change)
+
+    def round_(number):
+        runtime.ask(number, np.array([0, 1]), model_at(model))
+        found = list(runtime.replies())
+        return {f.client: f.reason for f in found if isinstance(f, Failure)}
+
+    for number in range(device_runtime.FRUITLESS):
+        assert "float64" in round_(number)[1]
+    assert round_(3)[1] == "it is set aside: 3 answers in a row could not be used"
+    now[0] += device_runtime.SECONDS_ASIDE
+    assert "float64" in round_(4)[1]  # tried once more
+    assert "set aside" in round_(5)[1]
+    now[0] += device_runtime.SECONDS_ASIDE
+    bad.clear()
+    assert round_(6) == round_(7) == {}
+
+
+@pytest.mark.usefixtures("_no_pauses")
+def test_a_model_that_nobody_can_evaluate_ends_the_run(data, model):
+    def nothing(_):
+        return RecordDict({wire.FACTS: MetricRecord({"train/evaluated": 1})})
+
+    runtime = devices(work(data, model), change=spoiled(nothing))
+    with pytest.raises(BadReplyError, match=r"No device could evaluate .*device-0: it evaluated 1"):
+        runtime.evaluate(model_at(model), "train")

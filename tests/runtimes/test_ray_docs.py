@@ -6,9 +6,9 @@ import re
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from tests.runtimes.ray_end import started
+from tests.runtimes.ray_end import started, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 SCRIPTS = Path(sys.executable).parent
@@ -35,8 +35,11 @@ def test_the_commands_of_the_page_run(tmp_path):
     lines = re.findall(r"```sh\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
     token, head, other, run = (line for line in lines if not line.startswith("pip"))
     home = {**os.environ, "HOME": str(tmp_path)}
-    words = shlex.split(token)
-    subprocess.run([SCRIPTS / words[0], *words[1:]], env=home, check=True, capture_output=True)
+    path = {"PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
+    made = subprocess.run(["bash", "-c", token], env=home | path, check=True, capture_output=True)
+    file = tmp_path / ".ray" / "auth_token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_bytes() not in made.stdout + made.stderr
     with contextlib.ExitStack() as stack:
         for line in (head, other):
             here = line.replace("6379", port).replace("HEAD", "127.0.0.1")
@@ -74,13 +77,3 @@ def test_the_file_for_ray_up_is_one_that_ray_takes():
     text = text.replace("min_workers", "most_workers")
     with pytest.raises(jsonschema.ValidationError):
         validate_config(prepare_config(yaml.safe_load(text)))
-
-
-def until(process, text, seconds=180):
-    end, said = time.monotonic() + seconds, []
-    for line in process.stdout:
-        said.append(line)
-        if text in line:
-            return
-        assert time.monotonic() < end
-    raise AssertionError(f"{process.args} ended:\n{''.join(said)}")

@@ -1,8 +1,12 @@
 """How Ray is started on one machine, and what is said where there is no cluster."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ pytest.importorskip("ray")
 
 from fedmom.core.errors import FedMomError
 from fedmom.runtimes.cluster import connect
+from tests.runtimes.ray_end import below, listening_at, started, until
 
 START = """
 import glob, os, sys
@@ -34,6 +39,7 @@ for process in below(os.getpid()):
             print(address)
 ray.shutdown()
 """
+EVERYWHERE = {"00000000", "0" * 32}
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
@@ -58,6 +64,40 @@ def test_ray_on_one_machine_listens_on_loopback_only(order):
     found = set(done.stdout.split())
     assert found, done.stderr
     assert found <= LOOPBACK
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_ray_start_listens_on_is_what_the_page_says(alone, tmp_path):
+    """On all interfaces whatever address is given; on loopback only with the page's variable."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    env |= {connect.CLUSTERS: "0"} if alone else {}
+    command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", f"--port={port}"]
+    command += ["--num-cpus=1", "--object-store-memory=80000000", "--include-dashboard=false"]
+    command += [] if alone else ["--node-ip-address=127.0.0.1"]
+    kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with started(command, first=signal.SIGINT, env=env, **kept) as head:
+        until(head, "Ray runtime started")
+        found = listening_at(below(head.pid))
+    assert found
+    assert (found <= LOOPBACK) if alone else (found & EVERYWHERE)
+
+
+def test_a_token_that_others_can_read_is_told(tmp_path, monkeypatch):
+    file = tmp_path / "auth_token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(file))
+    connect._check_token()  # there is none
+    file.write_text("secret")
+    file.chmod(0o644)
+    tmp_path.chmod(0o755)
+    with pytest.warns(UserWarning, match="Other users of this machine can read .*auth_token"):
+        connect._check_token()
+    file.chmod(0o600)
+    connect._check_token()
 
 
 @pytest.mark.thorough

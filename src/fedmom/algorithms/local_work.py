@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from fedmom.algorithms import schedules
+from fedmom.algorithms import schedules, torch_solvers
 from fedmom.core.arguments import checked, checked_class
 from fedmom.core.errors import FedMomError
 from fedmom.core.identity import LATER
@@ -34,8 +34,9 @@ class LocalWork:
         batches: "random" batches are drawn with replacement (the paper's), "shuffled" ones go
             through the data in a new order each epoch (LEAF's); by default random for steps,
             shuffled for epochs.
-        solver: The client optimizer: a function of the learning rate, such as ``optax.adam``, or an
-            optax optimizer that has its own.
+        solver: The client optimizer: a function of the learning rate, such as ``optax.adam``; an
+            optax optimizer that has its own; or a class of ``torch.optim``, of which
+            ``functools.partial`` holds options.
         prox: FedProx's μ.
         accumulate: Parts in which a batch's gradient is computed, one after another: a batch takes
             as much memory as one part. The sum is that of the whole batch, up to rounding; dropout
@@ -59,7 +60,8 @@ class LocalWork:
     accumulate: int = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense before a round is run."""
+        """Refuse what makes no sense before a round is run; name an optimizer of PyTorch."""
+        object.__setattr__(self, "solver", torch_solvers.ours(self.solver))
         if (self.steps is None) == (self.epochs is None):
             raise FedMomError(
                 "Local work is given either in steps or in epochs; got"

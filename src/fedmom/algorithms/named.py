@@ -1,5 +1,6 @@
 """Settings by name -> an algorithm. Equal settings give one object, whose programs runs share."""
 
+from functools import partial
 from typing import Any
 
 import optax
@@ -109,4 +110,4 @@ def solver(spec: str) -> Solver:
     function = SOLVERS.find(spec)
     given = options(function, spec)
     SOLVERS.call(spec, 0.1, **given)  # whether it works is told before the run has a folder
-    return lambda lr: function(lr, **given)
+    return partial(function, **given)

@@ -54,9 +54,9 @@ def run(
 
     Args:
         data: A dataset's name with options, a path, or a ``FederatedData``.
-        model: A model's name with options; a net of flax, equinox or haiku; a ``fedmom.Model``;
-            or a function of ``data.features`` that returns a net or a model. "auto" takes one
-            that fits the data.
+        model: A model's name with options; a net of PyTorch, flax, equinox or haiku; a
+            ``fedmom.Model``; or a function of ``data.features`` that returns a net or a model.
+            "auto" takes one that fits the data.
         algorithm: A name with options, an ``Algorithm``, an optax transformation, or a function
             as in ``CONTRIBUTING.md``.
         rounds: Communication rounds, T.

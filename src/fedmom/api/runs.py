@@ -251,6 +251,23 @@ class Run(_Results):
         trained_model.write_files(self, path, onnx_batch)
         return path
 
+    @checked
+    def to_torch(self, module: Any) -> Any:
+        """Load the trained weights and buffers into a PyTorch module.
+
+        Args:
+            module: A module like the one that was given as the model. Its types and devices stay.
+
+        Returns:
+            The same module.
+
+        Raises:
+            FedMomError: It has other parameters or buffers than the run's model.
+        """
+        from fedmom.models.torch.weights import load
+
+        return load(module, self.params)
+
     def _by_name(self) -> dict[str, Result]:
         return {self.result.label: self.result}
 

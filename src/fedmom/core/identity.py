@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import operator
 import pickle
 import re
 import sys
@@ -158,6 +159,8 @@ def has_changed(value: Any) -> bool:
     for _, part in seen.values():
         if type(part) in _CONTAINERS or isinstance(part, type | types.ModuleType):
             continue
+        if isinstance(part, _torch("Tensor")):  # compares element by element
+            continue
         try:
             before, now = _met.get(part), _digest(part, {})
             _met[part] = now
@@ -218,6 +221,8 @@ def _parts(value: Any, seen: Seen, *, in_list: bool = False) -> Iterator[bytes]:
         yield f"import {importable(value)}".encode()
     elif type(value) is np.ndarray or isinstance(value, np.generic | _jax_array()):
         yield from _array(value, seen)
+    elif isinstance(value, _torch("Tensor")):
+        yield from _tensor(value)
     else:
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
         is_list = isinstance(value, list | tuple)
@@ -238,6 +243,8 @@ def _made_of(value: Any, seen: Seen) -> Iterable[Any]:
         return (*value, *own)
     if isinstance(value, type):
         return _class(value)
+    if isinstance(value, _torch("nn.Module")):
+        return _torch_module(value)
     if dataclasses.is_dataclass(value):
         values = [(f, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
         fields = {f.name: v for f, v in values if not ("later" in f.metadata and v == f.default)}
@@ -413,6 +420,29 @@ def _array(value: Any, seen: Seen) -> Iterator[bytes]:
         yield from _parts(array.tolist(), seen)
     else:
         yield array.tobytes()
+
+
+def _tensor(value: Any) -> Iterator[bytes]:
+    """Yield the form and content of a PyTorch tensor."""
+    found = value.detach().cpu().contiguous()
+    yield f"{found.dtype} {tuple(found.shape)} {value.requires_grad}".encode()
+    flat = found.reshape(-1).view(sys.modules["torch"].uint8)  # some types NumPy has not
+    yield memoryview(flat.numpy()).tobytes()
+
+
+def _torch_module(module: Any) -> Iterable[Any]:
+    """Return what a PyTorch module is made of: its class, settings and weights.
+
+    Whether it was last trained or evaluated does not count.
+    """
+    made_of = {"class": type(module), **module.__getstate__()}
+    return [(name, value) for name, value in made_of.items() if name != "training"]
+
+
+def _torch(name: str) -> Any:
+    """Return a class of PyTorch; none can be met where it is not loaded."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else operator.attrgetter(name)(torch)
 
 
 def _jax_array() -> Any:

@@ -3,7 +3,7 @@
 Everything random in a run is a function of (seed, round, client), never of the runtime, the
 number of workers or the order of replies. Cohorts are drawn in ``fedmom.training.samplers``.
 
-On a CPU, JAX computes the hash Threefry-2x32 (Salmon et al. 2011) in a loop of many tiny kernels,
+On a CPU, JAX computes its hash (``fedmom.core.threefry``) in a loop of many tiny kernels,
 to compile quickly. A client's first step needs four hashes, which took most of the time of the
 smallest clients. Written out, each is one kernel. The bits are those of ``jax.random`` with its
 default keys, whatever the process has set as its default.
@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from fedmom.core.errors import FedMomError
 from fedmom.core.fusion import kernel
+from fedmom.core.threefry import hashed
 
 IMPLEMENTATION = "threefry2x32"
-_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-_PARITY = np.uint32(0x1BD11BDA)
 CHUNK = 2**14  # numbers drawn at a time by NumPy: more leave the cache
 
 
@@ -32,7 +31,7 @@ def stream_key(seed: int, stream: int) -> jax.Array:
     if not 0 <= seed < 2**32:
         raise FedMomError(f"seed {seed} is not between 0 and {2**32 - 1}.")
     key, number = (np.array([[0], [n]], np.uint32) for n in (seed, stream))
-    words = jax.device_put(np.concatenate(_hash(key, *number)))
+    words = jax.device_put(np.concatenate(hashed(key, *number)))
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
 
 
@@ -46,8 +45,8 @@ stages_key = partial(stream_key, stream=3)  # stages on the server; folding in t
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Return ``jax.random.fold_in(key, number)``."""
     number = jnp.asarray(number).astype(jnp.uint32)
-    hashed = _traced(jax.random.key_data(key), jnp.uint32(0), number)
-    return jax.random.wrap_key_data(jnp.stack(hashed), impl=IMPLEMENTATION)
+    words = _traced(jax.random.key_data(key), jnp.uint32(0), number)
+    return jax.random.wrap_key_data(jnp.stack(words), impl=IMPLEMENTATION)
 
 
 def bits(key: jax.Array, count: int) -> jax.Array:
@@ -79,7 +78,7 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
     if isinstance(key, jax.core.Tracer):
         return list(jax.random.split(key, count))
     block = np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)
-    words = np.stack(_hash(_words(key), *block), axis=-1)
+    words = np.stack(hashed(_words(key), *block), axis=-1)
     return [jax.random.wrap_key_data(jax.device_put(pair), impl=IMPLEMENTATION) for pair in words]
 
 
@@ -99,7 +98,7 @@ def centred_uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array | NDArr
 
 
 def _centred(words: NDArray[np.uint32], numbers: NDArray[np.uint32]) -> NDArray[np.float32]:
-    low, high = _hash(words, np.zeros_like(numbers), numbers)
+    low, high = hashed(words, np.zeros_like(numbers), numbers)
     # The upper 23 bits as the fraction of a float in [1, 2).
     drawn = (((low ^ high) >> 9) | np.uint32(0x3F800000)).view(np.float32)
     return (drawn - np.float32(1)) * np.float32(2) - np.float32(1)
@@ -109,26 +108,9 @@ def _words(key: jax.Array) -> NDArray[np.uint32]:
     return np.asarray(jax.random.key_data(key))[:, None]
 
 
-def _hash(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Return the block (x, y) after twenty rounds, with the key added in every four.
-
-    Numbers are 32 bits without a sign, in arrays of NumPy or of JAX.
-    """
-    a, b = key
-    schedule = a, b, a ^ b ^ _PARITY
-    x, y = x + a, y + b
-    for group in range(5):
-        for turn in _ROTATIONS[group % 2]:
-            x = x + y
-            y = (y << turn | y >> (32 - turn)) ^ x
-        x = x + schedule[(group + 1) % 3]
-        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return x, y
-
-
 # Traced once for all programs that use it, and not written out anew at every place; the compiler
 # puts it in line all the same.
-_traced = jax.jit(_hash)
+_traced = jax.jit(hashed)
 
 
 def is_key(value: Any) -> bool:

@@ -165,7 +165,8 @@ def parts(
         decided.own_aggregate(config.aggregate),
         decided.asked_weighting(config),
     )
-    model = models.build(config.model, features, integers=integers)
+    in_torch = RUNTIMES.check(config.runtime) == "torch"
+    model = models.build(config.model, features, integers=integers, convert=not in_torch)
     if config.adapt is not None:
         model = models.adapted(model, config.adapt)
     work = algorithm.work

@@ -51,6 +51,7 @@ def execute(
     accept_changes: bool = False,
     say: Say = warn,
     runtime: str | None = None,
+    checkpoint_seconds: float | None = None,
     **runtime_options: Any,
 ) -> Result:
     """Run, or resume, until the last round. Whatever ends it, all finished rounds are kept.
@@ -64,6 +65,8 @@ def execute(
             with.
         say: Told what the user should know, such as that a checkpoint is damaged.
         runtime: Another runtime than that of the settings, this time.
+        checkpoint_seconds: The longest time between checkpoints, 10 s by default; 0 for one after
+            every round.
         **runtime_options: Options of the runtime, where the settings do not give them.
 
     Returns:
@@ -77,6 +80,8 @@ def execute(
             observers = [stack.enter_context(TensorBoard(folder.path)), *observers]
         stack.enter_context(locked(folder.path))
         execution = _Execution(folder, experiment, observers, clients)
+        if checkpoint_seconds is not None:
+            execution.checkpoint_seconds = checkpoint_seconds
         execution.begin(say, accept_changes=accept_changes)
         return execution.run()
 
@@ -96,6 +101,7 @@ class _Execution:
         self._saved = -1
         self._done = experiment.start()
         self._settled = True  # whether the state and the runtime are those of one round
+        self.checkpoint_seconds = SECONDS_BETWEEN_CHECKPOINTS
 
     def run(self) -> Result:
         """Run to the end."""
@@ -134,7 +140,7 @@ class _Execution:
             self._settled = False
             self._runtime.commit()
             self._done, self._settled = state, True
-            if due or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+            if due or time.monotonic() - saved_at >= self.checkpoint_seconds:
                 self._save(state)
                 saved_at = time.monotonic()
             if why := self._tell(state, record, evals):

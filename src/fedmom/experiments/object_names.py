@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.algorithms.torch_solvers import spec_of
 from fedmom.core.arguments import short, takes
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import slug
@@ -164,9 +165,13 @@ def _model(value: Any) -> str:
 
     if inspect.isroutine(value):
         return _function(MODELS, value)
-    # A net of flax, equinox or haiku becomes a model once the data is known.
+    # A net of PyTorch, flax, equinox or haiku becomes a model once the data is known.
     name = "model" if isinstance(value, Model) else label(value)
     return _row(MODELS, name, value, lambda _features: value)
+
+
+def _solver(value: Any) -> str:
+    return spec_of(value) or _function(SOLVERS, value)
 
 
 def _algorithm(value: Any) -> str:
@@ -245,8 +250,9 @@ _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "attack": (_attack, (ATTACKS,)),
     **{
         table.what: (functools.partial(_function, table), (table,))
-        for table in (SOLVERS, SAMPLERS, PACES, RUNTIMES)
+        for table in (SAMPLERS, PACES, RUNTIMES)
     },
+    "solver": (_solver, (SOLVERS,)),
     **{
         name: (functools.partial(_schedule, name), (SCHEDULES,))
         for name in ("lr", "server_lr", "local_steps", "local_epochs")

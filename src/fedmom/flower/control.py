@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import tomli_w
@@ -50,6 +50,32 @@ class RunStatus:
     details: str
 
 
+class KeyChanges(NamedTuple):
+    """What became of the keys of devices: who is new, who is shut out, and what went wrong."""
+
+    new: list[str]
+    gone: list[str]
+    faults: dict[str, str]  # by the device: a sentence
+
+
+class _Bearer:
+    """Shows a deployment's secret to its server.
+
+    Args:
+        deployment: The deployment.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._header = {}
+        with contextlib.suppress(FileNotFoundError):  # before the server's first start
+            self._header = {"Authorization": f"Bearer {read_file(deployment.token).decode()}"}
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        """Add the secret to a request."""
+        context.request.headers.update(self._header)
+        return call_next(context)
+
+
 class Control:
     """The Control API of a deployment's SuperLink.
 
@@ -64,7 +90,7 @@ class Control:
                 deployment.listen,
                 deployment.insecure,
                 None if deployment.ca is None else read_file(deployment.ca),
-                [RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
+                [RuntimeVersionHttpInterceptor(component_name="flwr-cli"), _Bearer(deployment)],
             )
         except (ssl.SSLError, UnicodeError) as error:
             raise FedMomError(
@@ -93,24 +119,35 @@ class Control:
             found.append(NodeStatus(node.name or f"node {node.node_id}", online, str(since)))
         return found
 
-    def update_keys(self) -> tuple[list[str], list[str]]:
+    def update_keys(self) -> "KeyChanges":
         """Let the devices in whose public keys are in the folder, and no others.
 
-        Returns:
-            The names of those that are new, and of those that are no longer let in.
+        Each key is handled by itself, and those that are gone come first: whatever is wrong with
+        another key, a device whose key was deleted is shut out. So is one whose key cannot be read.
         """
         nodes = {node.public_key: node for node in self._registered()}
-        allowed = {public_key_bytes(file): name for name, file in self._deployment.keys.items()}
-        new = [key for key in allowed if key not in nodes]
+        allowed: dict[bytes, str] = {}
+        faults: dict[str, str] = {}
+        folder = self._deployment.server / "keys"
+        if not (self._deployment.insecure or folder.is_dir()):
+            faults[""] = f"{folder} is not a folder: no device is let in. Restore it from a copy."
+        for name, file in self._deployment.keys.items():
+            try:
+                allowed[public_key_bytes(file)] = name
+            except (FedMomError, OSError) as error:
+                faults[name] = str(error)
+        new, gone = [], []
         # Without TLS there are no keys, and any process of this machine may take part.
-        gone = [] if self._deployment.insecure else [key for key in nodes if key not in allowed]
-        with self._told():
-            for key in new:
-                request = RegisterNodeRequest(public_key=key, name=allowed[key])
-                self._client.RegisterNode(request)
-            for key in gone:
+        for key in () if self._deployment.insecure else nodes.keys() - allowed.keys():
+            name = nodes[key].name or f"node {nodes[key].node_id}"
+            with self._noted(faults, name, "could not be shut out"):
                 self._client.UnregisterNode(UnregisterNodeRequest(node_id=nodes[key].node_id))
-        return [allowed[key] for key in new], [nodes[key].name for key in gone]
+                gone.append(name)
+        for key in allowed.keys() - nodes.keys():
+            with self._noted(faults, allowed[key], "could not be let in"):
+                self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=allowed[key]))
+                new.append(allowed[key])
+        return KeyChanges(new, gone, faults)
 
     def start(self, values: dict[str, Any], app: Path | None = None) -> int:
         """Start a run; return its number.
@@ -149,6 +186,15 @@ class Control:
         with self._told():
             found = self._client.ListNodes(ListNodesRequest()).nodes_info
         return [node for node in found if node.status != "unregistered"]
+
+    @contextlib.contextmanager
+    def _noted(self, faults: dict[str, str], name: str, what: str) -> Iterator[None]:
+        """Note what is refused for one device, and go on with the others."""
+        try:
+            with self._told():
+                yield
+        except FedMomError as error:
+            faults[name] = f"{name} {what}. {error}"
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

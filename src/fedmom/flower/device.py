@@ -18,10 +18,11 @@ from flwr.clientapp import ClientApp
 
 from fedmom.core.compilation import kept_in
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import append, locked, open_file, user_path
+from fedmom.core.files import locked, open_file, user_path
 from fedmom.core.types import Say
-from fedmom.flower import launch
+from fedmom.flower import launch, node
 from fedmom.flower.layout import DeviceFolder
+from fedmom.flower.node import SAID, note
 
 if TYPE_CHECKING:
     from fedmom.runtimes.devices.client import Owner
@@ -45,7 +46,7 @@ REFUSALS = {
 }
 BUSY = "Failed to activate SuperNode"
 DATA, CLIENT, FOLDER = "data", "client", "folder"  # keys of a SuperNode's --node-config
-SAID, TROUBLE = "device.log", "errors.log"
+TROUBLE = "errors.log"
 ALL_ONES = "partition=iid:clients=1"  # all rows of a file are one client's
 HELD_OUT = 0.2  # of the rows of a device's own file, where it is not said which are for testing
 
@@ -63,7 +64,8 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
     """
     from fedmom.data import locate
 
-    device.path.chmod(0o700)  # a copy of the data is kept here
+    os.umask(0o077)  # a copy of the data is kept here
+    device.path.chmod(0o700)
     cache = device.path / "cache"  # prepared data and compiled programs, too, are here only
     os.environ |= {**kept_in(cache), "FEDMOM_CACHE": str(cache)}
     mine = own_data({"data": data, **({} if client is None else {"client": client})})
@@ -86,7 +88,7 @@ def participate(device: DeviceFolder, data: str, client: str | None, say: Say) -
 
 def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bool]:
     """Run a SuperNode and tell what it does; return why it has ended, and if it was let in."""
-    home = launch.environment(device.path / "flwr")
+    home = launch.environment(device.path / "flwr", **{node.FOLDER: str(device.path)})
     log, said = Tail(device.path / LOG), Tail(device.path / SAID)
     text, connected = "", False
     with launch.running(command, device.path / LOG, home, device.path) as process:
@@ -97,6 +99,8 @@ def _attend(device: DeviceFolder, command: list[str], say: Say) -> tuple[str, bo
                 say(f"{time.strftime('%H:%M:%S')} Connected to the server. Waiting to be asked.")
             for line in said.news().splitlines():
                 say(line.partition(" ")[2])  # without the day
+            for name in (LOG, SAID, TROUBLE):
+                launch.shorten(device.path / name)
             time.sleep(SECONDS_BETWEEN_LOOKS)
     text += log.news()
     return _why(device, text, process), connected
@@ -124,6 +128,8 @@ class Tail:
         if not self._path.exists():
             return ""
         with open_file(self._path) as file:
+            if os.fstat(file.fileno()).st_size < self._at:  # it was put aside
+                self._at = 0
             file.seek(self._at)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -161,8 +167,8 @@ def _owner(context: Context) -> "Owner":
     return Owner(
         data=data,
         open=lambda task: open_client(task, data(), folder),
-        say=partial(_write, folder / SAID),
-        trouble=lambda error: _write(
+        say=partial(note, folder / SAID),
+        trouble=lambda error: note(
             folder / TROUBLE, "".join(traceback.format_exception(error)).rstrip()
         ),
     )
@@ -261,7 +267,3 @@ def _of_features(data: Any, kind: Any, shape: Any, *labels: Any) -> Any:
     if features._replace(classes=mine.classes) != mine or features.classes < mine.classes:
         raise FedMomError(f"The run is about {features}, but the data here is {mine}.")
     return replace(data, features=features)
-
-
-def _write(file: Path, text: str) -> None:
-    append(file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode(errors="replace"))

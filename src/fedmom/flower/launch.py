@@ -1,7 +1,4 @@
-"""Start Flower's programs with sane settings and keep their output in files.
-
-Run as a program, this module is a SuperLink that ends with the process that started it.
-"""
+"""Start Flower's programs with sane settings and keep their output in files of bounded size."""
 
 import contextlib
 import json
@@ -14,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmom.core.files import open_file
+from fedmom.core.files import open_file, read_file, write_atomic
 from fedmom.flower.layout import Deployment, DeviceFolder, split_address
 
 # Flower's telemetry, its look for a newer version, and pip at run time are all off.
@@ -25,6 +22,7 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
 }
 SECONDS_TO_END = 15
+LARGEST_LOG = 5_000_000  # bytes; what was logged before is kept in one more file
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -38,8 +36,9 @@ def superlink(deployment: Deployment) -> list[str]:
     """Return the command of a deployment's SuperLink."""
     host, port = split_address(deployment.listen)
     server = deployment.server
-    command = [sys.executable, "-m", "fedmom.flower.launch", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "fedmom.flower.superlink", "--host", host, "--port", str(port)]
     command += ["--database", str(server / "state.db")]
+    command += ["--superexec-auth-secret-file", str(deployment.token)]
     if deployment.insecure:
         return [*command, "--insecure"]
     return [
@@ -88,22 +87,21 @@ def running(
                 process.wait(SECONDS_TO_END)
 
 
+def shorten(log: Path) -> None:
+    """Put a log that has grown large aside, in place of the one before; it goes on empty.
+
+    Its file stays the same one, since a program has it open. A line that is written meanwhile may
+    be lost.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size <= LARGEST_LOG:
+            return
+        write_atomic(log.with_name(f"{log.name}.1"), read_file(log, most=None)[-LARGEST_LOG:])
+        os.truncate(log, 0)
+
+
 def free_port() -> int:
     """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def main() -> None:
-    """Run a SuperLink with the command line of ``flower-superlink``."""
-    parent = os.getppid()
-    from flwr.supercore.app_utils import start_parent_process_monitor
-    from flwr.superlink.cli import flower_superlink
-
-    start_parent_process_monitor(parent)
-    flower_superlink()
-
-
-if __name__ == "__main__":
-    main()

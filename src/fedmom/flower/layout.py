@@ -6,9 +6,14 @@ devices/device-1/     to copy to the device: its key, the CA's certificate, devi
 runs/                 a folder for each run
 """
 
+import base64
 import ipaddress
+import json
+import os
 import re
+import secrets
 import shutil
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +41,7 @@ TEMPLATES = {
     "server_app.py.txt": "app/fedmom_app/server_app.py",
     "client_app.py.txt": "app/fedmom_app/client_app.py",
     "nginx.conf": "server/nginx.conf",
+    "fedmom-server.service": "server/fedmom-server.service",
     "flower.toml": "server/flwr/config.toml",
 }
 MOST_DEVICES = 10_000
@@ -71,6 +77,11 @@ class Deployment:
     def keys(self) -> dict[str, Path]:
         """The public keys of devices, by their names."""
         return {file.stem: file for file in sorted((self.server / "keys").glob("*.pub"))}
+
+    @property
+    def token(self) -> Path:
+        """The secret that the server's user shows to the SuperLink, and nobody else can read."""
+        return self.server / "control.token"
 
     @property
     def ca(self) -> Path | None:
@@ -132,12 +143,21 @@ def _fill(deployment: Deployment, devices: int) -> None:
         make_folder(Path(inner_folder(deployment.path / top), *below))
         inner_folder(deployment.path / folder)
     deployment.server.chmod(0o700)
+    (deployment.path / "runs").chmod(0o700)
     if not deployment.insecure:
         from fedmom.flower import certificates
 
         hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
         certificates.write_server(deployment.server, list(hosts))
-    values = {"server": deployment.server.resolve(), "port": port, "devices": max(1, devices)}
+    write_token(deployment)
+    values = {
+        "server": deployment.server.resolve(),
+        "folder": deployment.path.resolve(),
+        "port": port,
+        "devices": max(1, devices),
+        "user": os.getuid() if hasattr(os, "getuid") else "",
+        "python": sys.executable,
+    }
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     for name, place in TEMPLATES.items():
         text = resources.files("fedmom.flower").joinpath("templates", name).read_text("utf-8")
@@ -147,6 +167,23 @@ def _fill(deployment: Deployment, devices: int) -> None:
     write_atomic(deployment.server / SERVER, tomli_w.dumps(facts).encode())
     for number in range(1, devices + 1):
         add_device(deployment, f"device-{number}")
+
+
+def write_token(deployment: Deployment) -> None:
+    """Make the server's secret, unless there is one, and let Flower's own commands know it."""
+    from fedmom.flower.certificates import write_secret
+
+    if not deployment.token.exists():
+        write_secret(deployment.token, secrets.token_hex(32).encode())
+    token = read_file(deployment.token)
+    said = {"authn-type": b"oidc", "oidc-access-token": token, "oidc-refresh-token": b"none"}
+    known = {
+        f"flower.account-auth.{deployment.listen}.{key}": base64.b64encode(value).decode()
+        for key, value in said.items()
+    }
+    # In YAML, of which JSON is a part: it is where `flwr login` would put it.
+    file = inner_folder(deployment.server / "flwr") / "credentials.yaml"
+    write_secret(file, json.dumps(known).encode())
 
 
 def add_device(deployment: Deployment, name: str) -> Path:

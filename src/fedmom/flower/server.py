@@ -1,10 +1,12 @@
 """A deployment's server: the SuperLink and its runs, watched and restarted, and the server app."""
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmom.core.compilation import prepare_process
 from fedmom.core.errors import FedMomError
-from fedmom.core.files import read_file, user_path, write_atomic
+from fedmom.core.files import locked, read_file, user_path, write_atomic
 from fedmom.core.registry import options
 from fedmom.core.types import Say
 from fedmom.experiments import settings
@@ -24,9 +26,10 @@ from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.observers import Event
 from fedmom.experiments.results import Result, metrics_of
 from fedmom.experiments.settings import RunConfig, kebab
-from fedmom.flower import launch
+from fedmom.flower import launch, layout, running
 from fedmom.flower.control import Control, RunStatus, settings_of
 from fedmom.flower.layout import Deployment
+from fedmom.flower.running import OUT, Supervisor
 from fedmom.runtimes.devices import journal
 from fedmom.runtimes.devices.link import Journal, Link
 from fedmom.runtimes.devices.population import DeviceOptions, from_json, meet, to_json
@@ -35,40 +38,40 @@ from fedmom.runtimes.devices.runtime import DeviceRuntime
 LOG = "superlink.log"
 SECONDS_TO_START = 90.0
 SECONDS_BETWEEN_LOOKS = 2.0
+LOOKS_IN_VAIN = 3  # after which that is said
 FEWEST_SECONDS = 10.0  # a SuperLink that ends sooner does so again
-TRIES = 5  # server apps in a row that end without a round
 RUN_LOOKS = 1.0  # seconds between two looks at a run
 SECONDS_WITHOUT_SERVER = 120.0
 OURS = re.compile(r"^\d\d:\d\d:\d\d ")  # how the lines of the server's end begin
-EXCEPTION = "ServerApp failed with exception: "
-OUT = "out"  # the key, in an app's settings, of the run's folder
 DEFAULTS = {"data": "devices", "runtime": "flower", "bad-replies": "skip"}
-ENDED = ("completed", "failed", "stopped")  # the statuses of runs that do no more
 AGAIN = ("repeated", "no scores")  # events after which devices are asked again
 
 server_app = ServerApp()
 
 
 def serve(deployment: Deployment, say: Say) -> None:
-    """Run the SuperLink until it is interrupted.
+    """Run the SuperLink until it is interrupted, and restart server apps that die.
 
     Args:
         deployment: The deployment.
         say: Called with what happens.
     """
-    while True:
-        began = time.monotonic()
-        home = launch.environment(deployment.server / "flwr")
-        log = deployment.server / LOG
-        with launch.running(launch.superlink(deployment), log, home, deployment.path) as it:
-            _attend(deployment, it, say)
-        if time.monotonic() - began < FEWEST_SECONDS:
-            raise FedMomError(f"Flower's SuperLink ended at once. {log} says why.")
-        say("The SuperLink has crashed; it is restarted.")
+    os.umask(0o077)  # what it and its runs write is for this user's eyes
+    with locked(deployment.server):
+        layout.write_token(deployment)
+        while True:
+            began = time.monotonic()
+            home = launch.environment(deployment.server / "flwr")
+            log = deployment.server / LOG
+            with launch.running(launch.superlink(deployment), log, home, deployment.path) as it:
+                _attend(deployment, it, say)
+            if time.monotonic() - began < FEWEST_SECONDS:
+                raise FedMomError(f"Flower's SuperLink ended at once. {log} says why.")
+            say("The SuperLink has crashed; it is restarted.")
 
 
 def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say) -> None:
-    """Let devices in, and report who comes and goes, until the SuperLink ends."""
+    """Let devices in, report who comes and goes, and watch runs, until the SuperLink ends."""
     with Control(deployment) as control:
         deadline = time.monotonic() + SECONDS_TO_START
         while not control.is_up():
@@ -79,36 +82,69 @@ def _attend(deployment: Deployment, process: "subprocess.Popen[bytes]", say: Say
                     f"Flower's SuperLink does not answer. {deployment.server / LOG} may say why."
                 )
             time.sleep(0.2)
-        control.update_keys()
-        known = ", ".join(deployment.keys) or "any device of this machine"
+        door = Door(control, lambda text: say(f"{time.strftime('%H:%M:%S')} {text}"))
+        faults = door.update_keys(quiet=True)
+        known = ", ".join(k for k in deployment.keys if k not in faults) or (
+            "any device of this machine" if deployment.insecure else "nobody"
+        )
         say(f"The server is ready at {deployment.address}. It lets in: {known}.")
-        there: set[str] = set()
+        supervisor = Supervisor(deployment, control, say)
+        failed = 0
         while process.poll() is None:
-            there = _look(control, there, say)
+            try:
+                door.look()
+                supervisor.look()
+                failed = 0
+            except FedMomError as error:  # the SuperLink is busy, or ends
+                failed += 1
+                if failed == LOOKS_IN_VAIN:
+                    say(f"The server cannot look after all keys or runs at present. {error}")
+            launch.shorten(deployment.server / LOG)
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _look(control: Control, before: set[str], say: Say) -> set[str]:
-    """Let devices in whose keys are new, report who comes and goes; return who is online."""
-    try:
-        online = {node.name for node in control.nodes() if node.online}
-        new, gone = control.update_keys()
-    except FedMomError:  # the SuperLink is busy, or ends
-        return before
-    news = {
-        "is online": online - before,
-        "is offline": before - online,
-        "may take part from now on": new,
-        "may no longer take part": gone,
-    }
-    for what, names in news.items():
+class Door:
+    """Lets devices in whose keys are in the folder, and says who comes and goes.
+
+    Args:
+        control: The SuperLink's Control API.
+        say: Told of it.
+    """
+
+    def __init__(self, control: Control, say: Say) -> None:
+        self._control, self._say = control, say
+        self._online: set[str] = set()
+        self._faults: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Let devices in, and say what has changed since the last look."""
+        online = {node.name for node in self._control.nodes() if node.online}
+        self._tell("is online", online - self._online)
+        self._tell("is offline", self._online - online)
+        self._online = online
+        self.update_keys()
+
+    def update_keys(self, *, quiet: bool = False) -> dict[str, str]:
+        """Follow the folder of keys; return what went wrong, which is said once."""
+        new, gone, faults = self._control.update_keys()
+        if not quiet:
+            self._tell("may take part from now on", new)
+            self._tell("may no longer take part", gone)
+        for name, fault in faults.items():
+            if self._faults.get(name) != fault:
+                self._say(fault)
+        self._faults = faults
+        return faults
+
+    def _tell(self, what: str, names: Iterable[str]) -> None:
         for name in sorted(names):
-            say(f"{time.strftime('%H:%M:%S')} {name} {what}.")
-    return online
+            self._say(f"{name} {what}.")
 
 
 def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, note: Say) -> None:
-    """Start a run and follow it to its end; restart its server app if that dies.
+    """Start a run and follow it to its end; one that is under way in the folder is followed.
+
+    The server restarts the run's server app if that dies, whether anybody follows it or not.
 
     Args:
         deployment: The deployment, whose server must be running.
@@ -123,32 +159,71 @@ def follow(deployment: Deployment, out: Path, values: dict[str, Any], say: Say, 
     given = config.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
     if unused := _unused(out, config, values):
         note(f"{out} keeps the settings it was started with, so these are ignored: {unused}.")
-    tries, done = TRIES, _done(out)
-    while tries:
-        with Control(deployment) as control:
-            run_id = control.start({**given, OUT: str(out)})
-            try:
-                ended = _followed(control, run_id, say)
-            except KeyboardInterrupt:
-                control.stop(run_id)
-                raise
-        if ended.status == "completed":
-            return
-        if ended.status == "stopped":
-            raise FedMomError(
-                f"The run was stopped, after {_done(out)} rounds. Nothing is lost: resume it with"
-                f" the same --out {out}."
-            )
-        if ended.details.startswith(EXCEPTION):
-            raise FedMomError(ended.details.removeprefix(EXCEPTION))
-        tries, done = (tries - 1, done) if _done(out) == done else (TRIES, _done(out))
-        note(
-            f"The run's server app has died ({ended.details or ended.status}). It is"
-            f" restarted, and resumes after {_done(out)} rounds."
+    with Control(deployment) as control:
+        order = running.find(deployment, out)
+        if order is not None and _is_live(control, order):
+            note("The run is under way already, and is followed from here on.")
+        else:
+            order = running.Order(control.start({**given, OUT: str(out)}), str(out), given)
+            order.write(deployment)
+        try:
+            while order is not None:
+                ended = _followed(control, order.run, say)
+                order = _next(deployment, order, ended, note)
+        except KeyboardInterrupt:
+            order = running.forget(deployment, out)  # first: the server is not to start it again
+            if order is not None and control.run(order.run).status not in running.ENDED:
+                control.stop(order.run)
+            raise
+
+
+def _next(
+    deployment: Deployment, order: running.Order, ended: RunStatus, note: Say
+) -> running.Order | None:
+    """Return the run that continues one whose server app has died; None for one that is done."""
+    out = Path(order.out)
+    if ended.status == "completed":
+        return None
+    if ended.status == "stopped":
+        raise FedMomError(
+            f"The run was stopped, after {running.done(out)} rounds. Nothing is lost: resume it"
+            f" with the same --out {out}."
         )
+    if not running.has_died(ended):
+        raise FedMomError(ended.details.removeprefix(running.EXCEPTION))
+    restarted = _restarted(deployment, out, order)
+    note(
+        f"The run's server app has died ({ended.details or ended.status}). It is restarted, and"
+        f" resumes after {running.done(out)} rounds."
+    )
+    return restarted
+
+
+def _is_live(control: Control, order: running.Order) -> bool:
+    """Return whether a run goes on, or will be restarted by the server."""
+    if order.fault:
+        return False
+    with contextlib.suppress(FedMomError):  # the server knows no such run
+        found = control.run(order.run)
+        return found.status not in running.ENDED or running.has_died(found)
+    return False
+
+
+def _restarted(deployment: Deployment, out: Path, before: running.Order) -> running.Order:
+    """Wait until the server has restarted a run whose server app has died."""
+    deadline = time.monotonic() + SECONDS_WITHOUT_SERVER
+    while time.monotonic() < deadline:
+        order = running.find(deployment, out)
+        if order is None or order.fault:
+            raise FedMomError(
+                order.fault if order else f"The run was stopped, after {running.done(out)} rounds."
+            )
+        if order.run != before.run:
+            return order
         time.sleep(RUN_LOOKS)
     raise FedMomError(
-        f"The server app died {TRIES} times without a round; {deployment.server} has the logs."
+        f"The run's server app has died, and no server restarts it. Start the server, fedmom deploy"
+        f" server {deployment.path}, which does."
     )
 
 
@@ -174,17 +249,12 @@ def _followed(control: Control, run_id: int, say: Say) -> RunStatus:
         try:
             status = control.run(run_id)
             silent = time.monotonic()
-            if status.status in ENDED:
+            if status.status in running.ENDED:
                 return status
         except FedMomError:
             if time.monotonic() - silent > SECONDS_WITHOUT_SERVER:
                 raise
         time.sleep(RUN_LOOKS)
-
-
-def _done(out: Path) -> int:
-    """Return the rounds of the newest checkpoint."""
-    return RunFolder(out).saved_round() or 0
 
 
 @server_app.main()
@@ -218,7 +288,7 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
         config = settings.parse({**DEFAULTS, **values})
         RunFolder.check_free(out)
         asked = DeviceOptions(**options(DeviceRuntime, config.runtime)).checked()
-        data = meet(link, asked.devices, asked.max_samples, _say)
+        data = meet(link, asked, _say)
         experiment = prepare(config, data)
         folder = RunFolder.create(out, experiment.config)
         write_atomic(out / journal.DEVICES, to_json(data))
@@ -232,7 +302,9 @@ def train(grid: Grid, out: Path, values: Mapping[str, Any]) -> Result:
     done = folder.saved_round()
     after = f", after {done} rounds" if done else ""
     _say(f"{experiment.config.rounds} rounds on {experiment.data.clients} devices{after}.")
-    return execute(folder, experiment, [partial(_report, data.users)], say=_say)
+    # A device's work of minutes is worth more than a checkpoint's milliseconds.
+    often: dict[str, Any] = {"checkpoint_seconds": 0.0}
+    return execute(folder, experiment, [partial(_report, data.users)], say=_say, **often)
 
 
 def _say(text: str) -> None:

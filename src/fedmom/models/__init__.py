@@ -5,8 +5,10 @@
 Importing this package does not import JAX: ``build`` does.
 """
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmom.core.arguments import checked, short
 from fedmom.core.errors import FedMomError
@@ -37,7 +39,9 @@ ADAPTATIONS = Registry(
 
 
 @checked
-def build(spec: str, features: "Features", *, integers: bool = False) -> "Model":
+def build(
+    spec: str, features: "Features", *, integers: bool = False, convert: bool = True
+) -> "Model":
     """Build a model by its name with options, fitted to the data's features.
 
     Args:
@@ -45,6 +49,7 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
         features: What the model must accept: ``data.features``.
         integers: Whether inputs are whole numbers, which features do not say: flax draws the
             parameters of a net with an example of its inputs.
+        convert: False leaves a PyTorch module what it is, for the runtime ``torch``.
 
     Returns:
         The model; the same object for equal arguments.
@@ -63,11 +68,11 @@ def build(spec: str, features: "Features", *, integers: bool = False) -> "Model"
 
     if not isinstance(features, Features):
         raise FedMomError(f"features is {short(features)}. It must be data.features.")
-    return _build(spec, features, integers=integers)
+    return _build(spec, features, integers=integers, convert=convert)
 
 
 @cached_by_name  # equal models are one object, so that runs share compiled programs
-def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
+def _build(spec: str, features: "Features", *, integers: bool, convert: bool) -> "Model":
     from fedmom.core.compilation import keep_programs
     from fedmom.models.base import Model, fitted
 
@@ -77,7 +82,7 @@ def _build(spec: str, features: "Features", *, integers: bool) -> "Model":
         return fitted(made, features)
     from fedmom.models.adapters import example, of_net
 
-    return of_net(made, features, example(features, integers=integers))
+    return of_net(made, features, example(features, integers=integers), convert=convert)
 
 
 @cached_by_name
@@ -102,10 +107,21 @@ def identified(specs: str) -> str:
     return "+".join(found)
 
 
+def _seeded(make: Callable[[], Any]) -> Any:
+    """Return what a function makes; a PyTorch module with the same weights in every process."""
+    made = make()
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(made, torch.nn.Module):
+        return made
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
 def _called(spec: str, features: "Features") -> object:
     """Call the function that a spec names; if a user's function fails, say how it is called."""
     try:
-        return MODELS.build(spec, features)
+        return _seeded(lambda: MODELS.build(spec, features))
     except FedMomError as error:
         if error.__cause__ is None:
             raise

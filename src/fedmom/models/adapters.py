@@ -1,5 +1,6 @@
-"""Nets of flax, equinox and haiku, and plain functions, as models."""
+"""Nets of PyTorch, flax, equinox and haiku, and plain functions, as models."""
 
+import glob
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,12 +17,13 @@ from fedmom.core.tracing import of_numbers, traced
 from fedmom.core.types import Params
 from fedmom.data.federated import Features, FederatedData
 from fedmom.models import METRICS, build
-from fedmom.models.base import TASKS, Model
+from fedmom.models.base import TASKS, Model, first_form
+from fedmom.models.fine_tuning import frozen
 from fedmom.models.gray_images import with_channel
 from fedmom.models.losses import LOSSES, Loss
 from fedmom.models.metrics import Metric, check_names
 from fedmom.models.nets import Net, arguments, beside_state
-from fedmom.models.variables import StateChoice, Variables, divide, unite
+from fedmom.models.variables import StateChoice, Variables, divide, parameter_names, unite
 
 
 @checked
@@ -33,24 +35,30 @@ def model(
     metrics: Sequence[str | Metric | Callable[..., jax.Array]] | None = None,
     state: StateChoice = "average",
     has_state: bool = False,
+    convert: bool = True,
 ) -> Model:
-    """Make a model of a net of flax, equinox or haiku, or of two plain functions.
+    """Make a model of a net of PyTorch, flax, equinox or haiku, or of two plain functions.
 
     Dropout and batch norm work as the library has them: the net is told whether it is trained, by
     the argument ``train``, ``training``, ``is_training`` or ``deterministic`` if it has one, by
     ``train()`` and ``eval()`` of flax.nnx and by ``inference_mode`` of equinox.
 
+    A PyTorch module becomes JAX functions, once: docs/torch.md. Its weights are the first
+    parameters, whatever the seed; those without ``requires_grad`` are frozen.
+
     Args:
-        net: A ``flax.linen`` module. A function of ``nnx.Rngs`` that makes a ``flax.nnx`` module. A
-            function of a key that makes an ``equinox`` module, or a module and its state; it is
-            applied to one sample. What ``haiku.transform`` or ``transform_with_state`` returns. A
-            pair of functions ``init(key) -> params`` and ``apply(params, x, key) -> outputs``. The
-            name of a built-in model, to give it another loss or other metrics. An nnx or equinox
-            module itself starts from the parameters that it has, whatever the seed.
+        net: A ``torch.nn.Module``. A ``flax.linen`` module. A function of ``nnx.Rngs`` that makes a
+            ``flax.nnx`` module. A function of a key that makes an ``equinox`` module, or a module
+            and its state; it is applied to one sample. What ``haiku.transform`` or
+            ``transform_with_state`` returns. A pair of functions ``init(key) -> params`` and
+            ``apply(params, x, key) -> outputs``. The name of a built-in model, to give it another
+            loss or other metrics. An nnx or equinox module itself starts from the parameters that
+            it has, whatever the seed.
         data: What it is trained on: the data, or its features.
         loss: ``loss(outputs, labels) ->`` one number per sample; or a pair, a sum and a count of
             terms per sample, of which the mean over terms is taken; or a name of
-            ``fedmom.models.losses.LOSSES``. By default, that of the data's task.
+            ``fedmom.models.losses.LOSSES``; or a loss of PyTorch, such as
+            ``torch.nn.CrossEntropyLoss(label_smoothing=0.1)``. By default, that of the data's task.
         metrics: Names of ``fedmom.METRICS``, ``fedmom.Metric`` values, or functions
             ``(outputs, labels) ->`` one number per sample, of which the mean is taken. Tables rank
             by the first that says whether higher is better, as a function does not. By default,
@@ -61,6 +69,7 @@ def model(
             scale and shift, as in FedBN (Li et al. 2021).
         has_state: A pair of plain functions has state: ``init(key) -> params, state`` and
             ``apply(params, state, x, key) -> outputs, state``.
+        convert: False leaves a PyTorch module what it is, for the runtime ``torch``.
 
     Returns:
         The model.
@@ -83,8 +92,12 @@ def model(
             raise FedMomError(f'state "local" is for nets that have state, and {net} has none.')
         found = build(net, features)
     else:
-        found = of_net(net, features, example(data), state, has_state=has_state)
+        found = of_net(net, features, example(data), state, has_state=has_state, convert=convert)
     own = pick(LOSSES, loss, "loss") if isinstance(loss, str) else loss
+    if own is not None and "torch" in _homes(type(own)):
+        from fedmom.models.torch.losses import converted
+
+        own = converted(own, features)
     measured = found.metrics if metrics is None else _metrics(metrics)
     return found._replace(loss=own or found.loss, metrics=measured)
 
@@ -96,6 +109,7 @@ def of_net(
     state: StateChoice = "average",
     *,
     has_state: bool = False,
+    convert: bool = True,
 ) -> Model:
     """Make a model of a net, with the loss and metrics of the data's task.
 
@@ -105,15 +119,40 @@ def of_net(
         x: A batch of inputs, for its shape and type.
         state: As for ``model``.
         has_state: As for ``model``.
+        convert: As for ``model``.
     """
+    if not convert:
+        return _unconverted(net, features, x, state)
 
     def made(x: NDArray[Any]) -> Model:
         return _model(_net(net, jnp.asarray(x), has_state=has_state), state)
 
     gray = features.kind == "image" and len(features.shape) == 2
-    found = with_channel(made, x) if gray else made(x)
+    if _is_of_torch(net):
+        found = _of_torch(net, x, state, images=features.kind == "image")
+    else:
+        found = with_channel(made, x) if gray else made(x)
     loss, metrics = TASKS[features.task]
     return found._replace(loss=loss, metrics=metrics)
+
+
+def _is_of_torch(net: Any) -> bool:
+    return not isinstance(net, type) and "torch" in _homes(type(net)) and callable(net)
+
+
+def _of_torch(module: Any, x: NDArray[Any], state: StateChoice, *, images: bool) -> Model:
+    """Make a model of a PyTorch module, of which parameters may be frozen."""
+    from fedmom.models.nets import torch
+    from fedmom.models.torch.export import convert
+
+    converted = convert(module, x, images=images)
+    found = _model(torch.net(converted), state)
+    if not converted.frozen:
+        return found
+    form = first_form(found)
+    trained = form.trained if isinstance(form, Variables) else form
+    names = set(parameter_names(trained)) - {*converted.frozen}
+    return frozen(found, train="|".join(map(glob.escape, sorted(names))))
 
 
 def example(data: FederatedData | Features, *, integers: bool = False) -> NDArray[Any]:
@@ -127,6 +166,22 @@ def example(data: FederatedData | Features, *, integers: bool = False) -> NDArra
         return example(data.features, integers=has_integers(data))
     whole = integers or data.kind == "text"
     return np.zeros((1, *data.shape), np.int32 if whole else np.float32)
+
+
+def _unconverted(net: Any, features: Features, x: NDArray[Any], state: StateChoice) -> Model:
+    """Return the model of a PyTorch module that stays what it is."""
+    if "torch" not in _homes(type(net)):
+        raise FedMomError(
+            f"net is {short(net)}. The runtime torch, and convert=False, are for a torch.nn.Module."
+        )
+    if state != "average":
+        raise FedMomError(
+            f'state "{state}" is not for a module that is trained in PyTorch. Leave it out.'
+        )
+    from fedmom.models.torch_modules import of_module
+
+    loss, metrics = TASKS[features.task]
+    return of_module(net, features, x)._replace(loss=loss, metrics=metrics)
 
 
 def has_integers(data: FederatedData) -> bool:
@@ -155,7 +210,7 @@ def _net(net: Any, x: jax.Array, *, has_state: bool) -> Net:
     if callable(net):
         return _made(net)
     raise FedMomError(
-        f"net is {short(net)}. Give a flax, equinox or haiku net, or a pair of functions"
+        f"net is {short(net)}. Give a PyTorch, flax, equinox or haiku net, or a pair of functions"
         " (init, apply): docs/models.md."
     )
 
@@ -174,6 +229,8 @@ def _made(make: Callable[..., Any]) -> Net:
     of_class = isinstance(inside, type)
     if of_class and any(base.__module__.startswith("flax.linen") for base in inside.__mro__):
         raise FedMomError(f"{inside.__name__} is a class of linen. Give an instance of it.")
+    if of_class and "torch" in _homes(inside):
+        raise FedMomError(f"{inside.__name__} is a class of PyTorch. Give an instance of it.")
     if of_class and not {"flax", "equinox"} & _homes(inside):
         raise FedMomError(f"net is {short(make)}, which is not one of flax or equinox.")
     names = arguments(inside.__init__ if of_class else inside)

@@ -42,7 +42,7 @@ ROWS = 2
 class Model(NamedTuple):
     """A model: how its first parameters are drawn, how it is applied, its loss and metrics.
 
-    ``fedmom.model`` makes one of a net of flax, equinox or haiku.
+    ``fedmom.model`` makes one of a net of PyTorch, flax, equinox or haiku.
 
     Args:
         init: ``init(key) -> params``, any tree of arrays; ``Variables`` where there is state;

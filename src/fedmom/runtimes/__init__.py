@@ -11,12 +11,13 @@ RUNTIMES = Registry(
         "local": "fedmom.runtimes.local:LocalRuntime",
         "ray": "fedmom.runtimes.cluster.runtime:RayRuntime",
         "flower": "fedmom.runtimes.devices.runtime:DeviceRuntime",
+        "torch": "fedmom.runtimes.pytorch.runtime:TorchRuntime",
     },
     returns="fedmom.runtimes.base:Runtime",
     takes=("workload",),
 )
 # The option that says how many cores a run has, where several runs go side by side.
-CORES = {"local": "workers", "ray": "actors"}
+CORES = {"local": "workers", "ray": "actors", "torch": "workers"}
 
 
 class SideBySide(NamedTuple):

@@ -22,6 +22,7 @@ from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, reader
 from fedmom.models.base import Model
+from fedmom.models.rewriting import fast
 from fedmom.runtimes.local_devices import CLIENTS, WHOLE, mesh
 
 Way = Literal["one", "few", "many", "dealt"]
@@ -80,7 +81,7 @@ def _compiled(
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
             of_numbers("run of the client returns an update,", update)
-            return update, _kept(state, after, (update, metrics)), dict(metrics)
+            return update, kept(state, after, (update, metrics)), dict(metrics)
 
         if way == "one":
             state = jax.tree.map(lambda s: s[0], states)
@@ -92,7 +93,7 @@ def _compiled(
     if way == "dealt":
         places = (WHOLE, CLIENTS, WHOLE, WHOLE, CLIENTS, WHOLE, WHOLE)
         return jax.jit(partial(_dealt, program, places), static_argnames="capacity")
-    return jax.jit(program, static_argnames="capacity")
+    return jax.jit(fast(program, model), static_argnames="capacity")
 
 
 def _dealt(program: Callable[..., Answer], places: Any, *given: Any, capacity: int) -> Answer:
@@ -107,7 +108,7 @@ def _dealt(program: Callable[..., Answer], places: Any, *given: Any, capacity: i
     return shared(*given)
 
 
-def _kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:
+def kept(before: Any, after: Any, sent: tuple[Params, Reported]) -> Any:
     """Return a client's state, unchanged where its training diverged."""
     if not jax.tree.leaves(before):
         return before

@@ -24,6 +24,7 @@ from fedmom.data.federated import Split
 from fedmom.models.adapters import example
 from fedmom.models.base import Model, first_form
 from fedmom.models.metrics import Metric, accuracy
+from fedmom.models.rewriting import fast
 from fedmom.models.variables import whole
 from fedmom.runtimes.base import Scores
 
@@ -32,6 +33,7 @@ CHUNKS = (CHUNK, 256, 64, 16)  # where every client has a model of its own; each
 DRAW = 0x6576616C  # the seed of which samples are evaluated, whatever the run's seed
 WHOLE = 2**63  # in place of a client's number: the split as a whole
 ClientRange = tuple[int, int]  # the first client of a plan, and the one after the last
+Score = Callable[..., tuple[Any, ...]]
 BATCH_ON_CPU = 128  # samples in a product: larger ones leave the cache
 
 
@@ -41,14 +43,25 @@ class Scorer:
     A budget bounds the samples of a split. When there are more, every client is thinned to a
     random draw of its samples, the largest clients first, and keeps its full weight n_k. With
     fewer samples than clients, the samples are drawn from the split as a whole.
+
+    Args:
+        workload: What is run.
+        arrays: Its data, as ``place`` returns it.
+        workers: Threads; by default one per core.
+        score: ``score(params, arrays, positions)`` returns losses and metrics of samples; by
+            default a program of JAX.
     """
 
     def __init__(
-        self, workload: Workload, arrays: dict[str, jax.Array], workers: int | None = None
+        self,
+        workload: Workload,
+        arrays: dict[str, jax.Array],
+        workers: int | None = None,
+        score: Score | None = None,
     ) -> None:
         self._data, self._arrays, model = workload.data, arrays, workload.model
         self._metrics, self._workers = model.metrics, workers or os.cpu_count()
-        self._score = _compile_score(model, reader(self._data.features))
+        self._score = score or _compile_score(model, reader(self._data.features))
         self._plans: dict[tuple[str, int | None], _Plan] = {}
         self._workload, self._fitting = workload, set[Form]()
 
@@ -245,25 +258,50 @@ def cap(sizes: NDArray[np.int64], budget: int | None) -> int:
 
 
 @lru_cache(maxsize=16)  # runs of one process share it
-def _compile_score(model: Model, read: Reader) -> Callable[..., tuple[jax.Array, ...]]:
+def _compile_score(model: Model, read: Reader) -> Score:
     batch = BATCH_ON_CPU if jax.default_backend() == "cpu" else CHUNK
 
-    def seen(metric: Metric, outputs: jax.Array, params: Params, x: jax.Array) -> jax.Array:
-        return model.apply(params, metric.inputs(x), None) if metric.inputs else outputs
-
-    @jax.jit
     def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
         def one_batch(rows: jax.Array) -> tuple[jax.Array, ...]:
             x, y = read(arrays, rows)
             outputs = model.apply(params, x, None)
-            losses, counts = model.loss_sums(outputs, y)
-            losses = losses if counts is None else jnp.stack([losses, counts], axis=-1)
-            return losses, *(_measured(m, seen(m, outputs, params, x), y) for m in model.metrics)
+
+            def seen(metric: Metric) -> jax.Array:
+                changed = metric.inputs
+                return outputs if changed is None else model.apply(params, changed(x), None)
+
+            return _measures(model, outputs, y, seen)
 
         found = jax.lax.map(one_batch, positions.reshape(-1, min(batch, len(positions))))
         return tuple(each.reshape(-1, *each.shape[2:]) for each in found)
 
-    return score
+    return jax.jit(fast(score, model))
+
+
+@lru_cache(maxsize=16)
+def compile_measures(model: Model, read: Reader) -> Score:
+    """Return ``measures(outputs, arrays, positions)``: losses and metrics of given outputs."""
+    for metric in model.metrics:
+        if metric.inputs is not None:
+            raise FedMomError(
+                f"The metric {metric.name} is measured on other inputs than the samples', which"
+                " this runtime cannot do. Use --runtime local."
+            )
+
+    @jax.jit
+    def measures(outputs: jax.Array, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
+        return _measures(model, outputs, read(arrays, positions)[1], lambda _: outputs)
+
+    return measures
+
+
+def _measures(
+    model: Model, outputs: jax.Array, y: jax.Array, seen: Callable[[Metric], jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Return losses and metrics; ``seen(metric)`` are the outputs that it is measured on."""
+    losses, counts = model.loss_sums(outputs, y)
+    losses = losses if counts is None else jnp.stack([losses, counts], axis=-1)
+    return losses, *(_measured(m, seen(m), y) for m in model.metrics)
 
 
 def _measured(metric: Metric, outputs: jax.Array, labels: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from fedmom.core.types import Params
 from fedmom.data.batches import Arrays, Reader, place, reader, thinned
 from fedmom.data.federated import FederatedData
 from fedmom.models.base import Model
+from fedmom.models.rewriting import fast
 from fedmom.training.samplers import cohort
 
 DRAW = 2**62  # in place of a round's number: one that no run reaches
@@ -103,14 +104,12 @@ def _compile(model: Model, read: Reader) -> tuple[Callable[..., Any], Callable[.
 
         return jax.lax.fori_loop(0, samples.chunks, add, zero)
 
-    @jax.jit
     def gradient(w: Params, arrays: Arrays, samples: WeightedSamples) -> tuple[jax.Array, Params]:
         def part(w: Params, p: jax.Array, a: jax.Array) -> Any:
             return jax.value_and_grad(loss)(w, arrays, p, a)
 
         return summed(part, w, samples)
 
-    @jax.jit
     def hessian_product(
         w: Params, arrays: Arrays, samples: WeightedSamples, vector: Params
     ) -> tuple[Params, jax.Array]:
@@ -123,7 +122,7 @@ def _compile(model: Model, read: Reader) -> tuple[Callable[..., Any], Callable[.
         norm = optax.tree.norm(product)
         return jax.tree.map(lambda v: v / jnp.where(norm > 0, norm, 1), product), norm
 
-    return gradient, hessian_product
+    return jax.jit(fast(gradient, model)), jax.jit(fast(hessian_product, model))
 
 
 def _padded(

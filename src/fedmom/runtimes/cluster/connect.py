@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 import socket
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fedmom.core.errors import FedMomError
@@ -70,6 +72,20 @@ def _check_listens(address: str) -> None:
         raise _no_cluster(address, error) from None
 
 
+def _check_token() -> None:
+    """Warn about a token that other users can read, as Ray's own command writes it."""
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    with contextlib.suppress(OSError):
+        reachable = all(stat.S_IMODE(p.stat().st_mode) & 0o005 for p in (file.parent, file))
+        if os.name == "posix" and reachable:
+            warnings.warn(
+                f"Other users of this machine can read {file}, and whoever has this token can run"
+                f" programs on the cluster. Make another one, after: umask 077; rm {file}",
+                stacklevel=2,
+            )
+
+
 def _no_cluster(address: str, error: Exception) -> FedMomError:
     return FedMomError(
         f"There is no Ray cluster to join at {address} ({_line(error)}). Start one with `ray"
@@ -81,6 +97,8 @@ def _no_cluster(address: str, error: Exception) -> FedMomError:
 def _init(ray: Any, address: str) -> None:
     alone = {"include_dashboard": False} if address == "local" else {}
     _check_listens(address)
+    if not alone:
+        _check_token()
     here = _on_loopback(ray) if alone else contextlib.nullcontext()
     label = "Starting Ray" if alone else f"Joining the Ray cluster at {address}"
     try:

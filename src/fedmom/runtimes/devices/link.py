@@ -21,15 +21,15 @@ from fedmom.runtimes.devices.wire import UnusableReplyError, size_of
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_OVERDUE = 5.0  # the SuperLink itself tells of most messages whose time is over
-IN_VAIN = "it did not answer in time"
+IN_VAIN, GONE = "it did not answer in time", "it has gone offline"
 # What Flower's own error codes mean, for a round's record. Others carry the device's own words.
 ERRORS = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "it could not load the app",
     ErrorCode.MESSAGE_UNAVAILABLE: IN_VAIN,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: IN_VAIN,
-    ErrorCode.NODE_UNAVAILABLE: "it has gone offline",
-    ErrorCode.CLIENT_APP_CRASHED: "its client process crashed",
+    ErrorCode.NODE_UNAVAILABLE: GONE,
 }
+ABSENT = (IN_VAIN, GONE)  # a device that did not answer, and may do so later
 Journal = Callable[[dict[str, Any]], None]
 LONGEST = 200  # letters of a device's own words
 OVERHEAD = 2**16  # bytes of a message besides its arrays

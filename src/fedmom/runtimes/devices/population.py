@@ -39,12 +39,14 @@ class DeviceOptions(NamedTuple):
         deadline: Seconds that a device has to answer.
         least: The fewest replies that make a round.
         max_samples: The most samples that a device may claim.
+        max_classes: The most classes that a device may claim, unless half of the devices have more.
     """
 
     devices: int = 1
     deadline: float = 600.0
     least: int = 1
-    max_samples: int = 1_000_000
+    max_samples: int = 100_000
+    max_classes: int = 1000
 
     def checked(self) -> "DeviceOptions":
         """Return the options, if they are possible."""
@@ -139,15 +141,17 @@ def from_json(content: bytes, link: Link | None = None) -> DeviceData:
         ) from None
 
 
-def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
+def meet(link: Link, options: DeviceOptions, say: Say) -> DeviceData:
     """Wait for devices, ask what each of them has, and return the population of a new run.
+
+    A device whose data is of another kind than that of most, or that claims too much, is left out.
 
     Args:
         link: The way to the devices.
-        least: How many devices must have answered.
-        max_samples: The most samples that are believed of a device.
+        options: How many devices must have answered, and what is believed of each.
         say: Told of who is there, and of who is left out and why.
     """
+    least = options.devices
     known: dict[str, tuple[Device, Schema]] = {}
     asked: dict[str, float] = {}  # when: who could not take part may mend what is wrong
     told = -SECONDS_BETWEEN_NEWS
@@ -156,7 +160,7 @@ def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
         new = [n for n in link.nodes() if now - asked.get(n.key, -math.inf) > SECONDS_TO_MEND]
         new = [node for node in new if node.key not in known]
         asked |= dict.fromkeys((node.key for node in new), now)
-        known |= _ask(link, new, max_samples, say)
+        known |= _ask(link, new, options.max_samples, say)
         if len(known) >= least:
             break
         if time.monotonic() - told >= SECONDS_BETWEEN_NEWS:
@@ -164,10 +168,88 @@ def meet(link: Link, least: int, max_samples: int, say: Say) -> DeviceData:
             say(f"Waiting for devices: {len(known)} of {least} are there.")
         time.sleep(SECONDS_BETWEEN_LOOKS * 5)
     found = sorted(known.values(), key=lambda pair: (natural(pair[0].name), pair[0].key))
+    found, schema = agreed(found, options.max_classes, say)
     devices = [device for device, _ in found]
     say(f"{len(devices)} devices take part: {', '.join(device.name for device in devices)}.")
-    schema = common({f"{device.name} ({device.key[:8]})": schema for device, schema in found})
+    _tell_heavy(devices, say)
     return population(secrets.token_hex(8), schema.features, devices, link, schema)
+
+
+Met = tuple[Device, Schema]
+
+
+class _Group(NamedTuple):
+    """Devices whose data can be trained on together."""
+
+    met: list[Met]
+    schema: Schema
+
+
+def agreed(found: Sequence[Met], max_classes: int, say: Say) -> tuple[list[Met], Schema]:
+    """Return the devices whose data can be trained on together, and the schema of all of them.
+
+    More than half must agree; the others are named and left out.
+
+    Args:
+        found: The devices, and the schemas of their data.
+        max_classes: The most classes that a device may claim, unless most devices claim more.
+        say: Told who is left out, and why.
+    """
+    # More than half of the devices claim at least so many.
+    usual = sorted(schema.classes for _, schema in found)[(len(found) - 1) // 2]
+    most = max(max_classes, usual)
+    groups: list[_Group] = []
+    for device, schema in found:
+        if schema.classes > most:
+            say(
+                f"{device.name} does not take part: it claims {schema.classes:,} classes, and"
+                f" {most:,} are believed. If it has them, raise max_classes in the runtime."
+            )
+        else:
+            _put(groups, (device, schema))
+    first, *others = sorted(groups, key=lambda group: len(group.met), reverse=True)
+    for met in (met for group in others for met in group.met):
+        _, why = _together(first, met)
+        if 2 * len(first.met) <= sum(len(group.met) for group in groups):
+            raise FedMomError(f"{why} No kind of data is that of more than half of the devices.")
+        say(
+            f"{met[0].name} does not take part: {why} Correct its data and start its program again,"
+            " or delete its key from server/keys."
+        )
+    return first.met, first.schema
+
+
+def _put(groups: list[_Group], met: Met) -> None:
+    """Add a device to the first group that its data fits, or to a new one."""
+    for place, group in enumerate(groups):
+        schema, _ = _together(group, met)
+        if schema is not None:
+            groups[place] = _Group([*group.met, met], schema)
+            return
+    groups.append(_Group([met], common({"": met[1]})))
+
+
+def _together(group: _Group, met: Met) -> tuple[Schema | None, str]:
+    """Return the schema of a group with one more device, or why there is none."""
+    names = _called(group.met[0][0]), _called(met[0])
+    try:
+        return common(dict(zip(names, (group.schema, met[1]), strict=True))), ""
+    except FedMomError as error:
+        return None, str(error)
+
+
+def _called(device: Device) -> str:
+    return f"{device.name} ({device.key[:8]})"
+
+
+def _tell_heavy(devices: Sequence[Device], say: Say) -> None:
+    """Say so if one device claims more samples than all others together."""
+    whole, most = sum(d.train for d in devices), max(devices, key=lambda d: d.train)
+    if len(devices) > 2 and 2 * most.train > whole:
+        say(
+            f"{most.name} claims {most.train:,} of {whole:,} training samples, and counts for as"
+            " much. If it has fewer, use a smaller max_samples or --weighting uniform."
+        )
 
 
 def _ask(

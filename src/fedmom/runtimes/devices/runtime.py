@@ -10,17 +10,19 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 
 from fedmom.algorithms.workload import Workload
-from fedmom.core.errors import FedMomError
+from fedmom.core.errors import BadReplyError, FedMomError
 from fedmom.core.types import Params
 from fedmom.runtimes import in_flight
 from fedmom.runtimes.base import Block, Clients, Failure, Scores, Snapshot
 from fedmom.runtimes.devices import wire
-from fedmom.runtimes.devices.link import SECONDS_BETWEEN_LOOKS
+from fedmom.runtimes.devices.link import ABSENT, SECONDS_BETWEEN_LOOKS
 from fedmom.runtimes.devices.population import DeviceData, DeviceOptions
 from fedmom.runtimes.devices.wire import NEW, Sums, UnusableReplyError
 
 ABSURD = 1e6  # times the median loss of the devices, or times 1 where that is smaller
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
+FRUITLESS = 3  # answers in a row that cannot be used, after which a device is set aside
+SECONDS_ASIDE = 600.0  # then it is asked once more
 
 
 class _Question(NamedTuple):
@@ -35,8 +37,10 @@ class DeviceRuntime:
     """Asks devices through Flower and takes their replies, which it checks one by one.
 
     A device that is offline, fails or does not answer in time is a ``Failure``. A round to which
-    fewer than ``least`` devices have answered is repeated: those who failed are asked again. What
-    clients remember stays on their devices; a snapshot holds the rounds whose states count.
+    fewer than ``least`` devices have answered is repeated: those who failed are asked again. One
+    whose answers cannot be used, three times in a row, is set aside for ten minutes; if too few are
+    left for the round, the run ends and says who. What clients remember stays on their devices; a
+    snapshot holds the rounds whose states count.
 
     Args:
         workload: What is run; its data is that of ``fedmom.runtimes.devices.population``.
@@ -44,6 +48,7 @@ class DeviceRuntime:
         deadline: Seconds that a device has to answer.
         least: The fewest replies that make a round.
         max_samples: The most samples that a device may claim.
+        max_classes: The most classes that a device may claim, unless most devices claim more.
     """
 
     runs_method = True
@@ -55,9 +60,10 @@ class DeviceRuntime:
         devices: int = 1,
         deadline: float = 600.0,
         least: int = 1,
-        max_samples: int = 1_000_000,
+        max_samples: int = 100_000,
+        max_classes: int = 1000,
     ) -> None:
-        DeviceOptions(devices, deadline, least, max_samples).checked()
+        DeviceOptions(devices, deadline, least, max_samples, max_classes).checked()
         data = workload.data
         if not isinstance(data, DeviceData) or data.link is None:
             raise FedMomError(
@@ -69,6 +75,8 @@ class DeviceRuntime:
         self._metrics = workload.model.metrics
         self._asked: dict[str, _Question] = {}  # by the message's id
         self._failed: list[tuple[_Question, str]] = []  # not told yet, or asked again
+        self._useless: dict[int, int] = {}  # of a client: unusable answers in a row
+        self._aside: dict[int, float] = {}  # of a client: until when nobody asks it
         self._committed: list[_Question] = []
         self._rounds: dict[int, int] = {}  # of a client: the round whose state counts
         self._changed: dict[int, int] = {}
@@ -105,6 +113,7 @@ class DeviceRuntime:
             if enough:
                 yield from self._failures()
             elif self._failed and not self._asked:
+                self._check_possible(good, least)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 self._ask_again(good)
@@ -138,12 +147,18 @@ class DeviceRuntime:
         asked, waiting = self._evaluated
         if asked is params and (split, budget) in waiting:
             return waiting.pop((split, budget))
-        pause, model = FIRST_PAUSE, wire.arrays_of(params)
+        pause, model, fruitless = FIRST_PAUSE, wire.arrays_of(params), 0
         while True:
-            scores = self._ask_scores(model, budget)
+            scores, faults = self._ask_scores(model, budget)
             if split in scores:
                 self._evaluated = (params, {(s, budget): scores[s] for s in scores if s != split})
                 return scores[split]
+            fruitless += bool(faults)
+            if fruitless >= FRUITLESS:
+                raise BadReplyError(
+                    f"No device could evaluate the model on {split} samples, {FRUITLESS} times in a"
+                    f" row ({'; '.join(faults)}). Correct these devices, then resume the run."
+                )
             self._tell("no scores", reason=f"no device has evaluated the model on {split} samples")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -195,6 +210,9 @@ class DeviceRuntime:
     def _send(self, questions: Sequence[_Question]) -> None:
         """Send questions of one broadcast, or of several."""
         nodes = self._online()
+        for client, until in self._aside.items():
+            if until > time.monotonic():
+                nodes.pop(client, None)
         models: dict[int, ArrayRecord] = {}
         contents = {
             nodes[question.client]: self._content(question, models)
@@ -209,7 +227,7 @@ class DeviceRuntime:
                 self._asked[message] = question
                 self._note("asked", *question[:2])
             else:
-                self._fail(question, "it is offline")
+                self._fail(question, self._why_aside(question.client) or "it is offline")
 
     def _content(self, question: _Question, models: dict[int, ArrayRecord]) -> RecordDict:
         """Return a task: the model, which is made a record once, and what is this client's own."""
@@ -238,7 +256,10 @@ class DeviceRuntime:
                 reply = wire.block(*question[:2], answered.got(), form)
             except UnusableReplyError as error:
                 self._fail(question, str(error))
+                if str(error) not in ABSENT:
+                    self._take_note(question.client)
                 continue
+            self._useless.pop(question.client, None)
             if keeps_state:
                 self._changed[question.client] = question.round
             took = round(answered.seconds, 3)
@@ -248,6 +269,31 @@ class DeviceRuntime:
     def _fail(self, question: _Question, reason: str) -> None:
         self._failed.append((question, reason))
         self._note("failed", *question[:2], reason=reason)
+
+    def _take_note(self, client: int) -> None:
+        """Note that a device has answered what cannot be used; set it aside if it always does."""
+        self._useless[client] = self._useless.get(client, 0) + 1
+        if self._useless[client] >= FRUITLESS:
+            self._aside[client] = time.monotonic() + SECONDS_ASIDE
+
+    def _why_aside(self, client: int) -> str:
+        """Return why a device is not asked at present; "" if it is."""
+        if self._aside.get(client, 0.0) <= time.monotonic():
+            return ""
+        return f"it is set aside: {self._useless[client]} answers in a row could not be used"
+
+    def _check_possible(self, good: int, least: int) -> None:
+        """Refuse to repeat a round for which those who are set aside are needed."""
+        hopeless = [(q, why) for q, why in self._failed if self._why_aside(q.client)]
+        if good + len(self._failed) - len(hopeless) >= least:
+            return
+        round_ = self._failed[0][0].round + 1
+        who = "; ".join(f"{self._data.users[q.client]}: {why}" for q, why in hopeless)
+        raise BadReplyError(
+            f"Round {round_} has {good} of at least {least} replies, and those that it lacks could"
+            f" not be used {FRUITLESS} times in a row ({who}). Correct these devices, or use a"
+            " smaller least; then resume the run."
+        )
 
     def _failures(self) -> Iterator[Failure]:
         """Tell of those who failed."""
@@ -269,8 +315,14 @@ class DeviceRuntime:
         self._tell("repeated", round=again[0].round + 1, clients=clients, reason=reason)
         self._send(again)
 
-    def _ask_scores(self, model: ArrayRecord, budget: int | None) -> dict[str, Scores]:
-        """Ask everybody who is online; return the scores on every split that somebody has."""
+    def _ask_scores(
+        self, model: ArrayRecord, budget: int | None
+    ) -> tuple[dict[str, Scores], list[str]]:
+        """Ask everybody who is online for the scores on every split that somebody has.
+
+        Returns:
+            The scores, and whose answers could not be used and why.
+        """
         takes = {s: wire.taken(self._data.split(s).size, budget) for s in self.splits}
         nodes = self._online()
         contents = {}
@@ -280,6 +332,7 @@ class DeviceRuntime:
         sent = self._link.send(MessageType.EVALUATE, contents, self._deadline)
         asked = {sent[node]: client for client, node in nodes.items() if sent[node]}
         told: dict[str, dict[int, Sums]] = {split: {} for split in takes}
+        faults: list[str] = []
         most = len(takes) * (1 + len(self._metrics)) * wire.BYTES_OF_A_ROW
         while asked:
             for answered in self._link.take(list(asked), most):
@@ -288,17 +341,20 @@ class DeviceRuntime:
                     sums = wire.all_sums(answered.got(), takes, client, self.workload.model)
                 except UnusableReplyError as error:
                     self._note("failed", client, reason=str(error))
+                    if str(error) not in ABSENT:
+                        faults.append(f"{self._data.users[client]}: {error}")
                     continue
                 self._note("evaluated", client, seconds=round(answered.seconds, 3))
                 for split, found in sums.items():
                     told[split][client] = found
             if asked:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        return {
+        scores = {
             split: self._scores(sums, self._data.split(split).size, takes[split])
             for split, sums in told.items()
             if sums
         }
+        return scores, faults
 
     def _scores(self, told: Mapping[int, Sums], sizes: Clients, counts: Clients) -> Scores:
         """Put together what devices measured, leaving out those who measured something else."""

@@ -1,0 +1,1 @@
+"""Clients that train in PyTorch, in processes of their own. Only ``runtime`` needs JAX."""
