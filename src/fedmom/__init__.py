@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from fedmom.training.loop import Record, State, model_of, start, train
     from fedmom.training.pace import Pace, buffered, over_selected, synchronous
     from fedmom.training.samplers import Sampler, poisson, uniform, weighted
+    from fedmom.world import WORLDS
+    from fedmom.world import parts as worlds
+    from fedmom.world.base import Draws, Moment, Task, World
+    from fedmom.world.runtime import WorldRuntime, in_world
 
 _HOMES = {
     "algorithms": ("ALGORITHMS", "ATTACKS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
@@ -104,12 +108,16 @@ _HOMES = {
     "training.loop": ("Record", "State", "model_of", "start", "train"),
     "training.pace": ("Pace", "buffered", "over_selected", "synchronous"),
     "training.samplers": ("Sampler", "poisson", "uniform", "weighted"),
+    "world": ("WORLDS",),
+    "world.base": ("Draws", "Moment", "Task", "World"),
+    "world.runtime": ("WorldRuntime", "in_world"),
 }
 _RENAMED = {"load_data": ("data", "load"), "build_model": ("models", "build")}
 _MODULES = {
     "servers": "algorithms.server",
     "losses": "models.losses",
     "metrics": "models.metrics",
+    "worlds": "world.parts",
 }
 _NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
 

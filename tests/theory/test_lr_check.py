@@ -61,6 +61,7 @@ def test_the_largest_lr_of_a_schedule_is_looked_at():
         ({"bad-replies": "skip"}, "it needs bad-replies stop, not skip"),
         ({"attack": "ipm:share=0.2"}, "it is about honest clients, not attack ipm:share=0.2"),
         ({"average": 0.9}, "it needs no average, not 0.9"),
+        ({"world": "dropout"}, "it needs no world, not dropout"),
         ({"server-lr": "cosine:start=3,rounds=9,end=1"}, "it needs a constant server-lr"),
         ({"batches": "shuffled"}, "not shuffled epochs"),
         ({"local-epochs": 1}, "not shuffled epochs"),

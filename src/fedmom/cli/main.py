@@ -98,11 +98,12 @@ def list_() -> None:
     from fedmom.models import ADAPTATIONS, MODELS
     from fedmom.runtimes import RUNTIMES
     from fedmom.training import PACES, SAMPLERS
+    from fedmom.world import WORLDS
 
     view = listing("", "name:options", "what it is")
     registries = (
         *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
-        *(RULES, STAGES, ATTACKS, SAMPLERS, PACES, RUNTIMES),
+        *(RULES, STAGES, ATTACKS, SAMPLERS, PACES, WORLDS, RUNTIMES),
     )
     for registry in registries:
         for spec, about in registry.described():

@@ -41,6 +41,7 @@ from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 
 PLAIN = (str, int, float, np.number)
 
@@ -240,6 +241,21 @@ def _aggregate(value: Any) -> str:
     raise FedMomError(f"aggregate is {short(value)}. Give stages and a rule.")
 
 
+def _world(value: Any) -> str:
+    """Name the parts of a world, one of them or a list."""
+    from fedmom.world.base import World
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, World):
+        return _row(WORLDS, value.name, value, lambda: value)
+    if isinstance(value, Sequence) and len(value):
+        return "+".join(map(_world, value))
+    if callable(value):
+        return _function(WORLDS, value)
+    raise FedMomError(f"world is {short(value)}. Give the parts of a world.")
+
+
 # How an object becomes the name of a setting, and the tables that the name may be in.
 _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "data": (_data, (DATASETS,)),
@@ -248,6 +264,7 @@ _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "adapt": (functools.partial(_function, ADAPTATIONS), (ADAPTATIONS,)),
     "aggregate": (_aggregate, (RULES, STAGES)),
     "attack": (_attack, (ATTACKS,)),
+    "world": (_world, (WORLDS,)),
     **{
         table.what: (functools.partial(_function, table), (table,))
         for table in (SAMPLERS, PACES, RUNTIMES)

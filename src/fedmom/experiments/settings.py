@@ -21,6 +21,7 @@ from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
 from fedmom.models import ADAPTATIONS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 
 # A name with 99 dots: no setting has one.
 DEEP = re.compile(rb"""(?:(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')[ \t]*\.[ \t]*){99}""")
@@ -212,6 +213,11 @@ class RunConfig(BaseModel):
         "synchronous",
         description="Synchronous or asynchronous rounds: synchronous, over_selected:extra=0.3 or"
         " buffered:in_flight=40.",
+    )
+    world: Annotated[str | None, _known_joined(WORLDS)] = Field(
+        None,
+        description="A simulated world, in parts joined by +: who is there, how fast and how"
+        " reliable, such as diurnal:zones=4+speed+dropout:rate=0.1 [default: none].",
     )
     runtime: Annotated[str, _known(RUNTIMES)] = Field(
         "local",

@@ -53,7 +53,7 @@ def compiled(workload: Workload, way: Way) -> Callable[..., Answer]:
     """
     # The work without the numbers that are handed to the program when it runs.
     batches: Literal["random", "shuffled"] = "shuffled" if workload.work.shuffled else "random"
-    bare = replace(workload.work, lr=1.0, steps=1, epochs=None, batches=batches)
+    bare = replace(workload.work, lr=1.0, steps=1, epochs=None, batches=batches, limit=None)
     read = reader(workload.data.features)
     return _compiled(workload.model, read, bare, workload.method.client, way)
 

@@ -153,7 +153,7 @@ def _covered(config: RunConfig) -> bool:
     """Return whether it is a plain run: SGD, a constant γ, population weights, uniform cohorts."""
     parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
     plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
-    bare = config.average is None and config.attack is None
+    bare = config.average is None and config.attack is None and config.world is None
     return plain and bare and not isinstance(config.lr, str)
 
 
@@ -333,10 +333,10 @@ def not_covered(experiment: Experiment) -> str:
         return f"it is about honest clients, not attack {config.attack}"
     needed = {"solver": "sgd", "prox": 0, "weighting": "population", "aggregate": "mean"}
     needed |= {"sampler": "uniform", "pace": "synchronous", "average": None}
-    needed |= {"bad_replies": "stop"}  # without some replies, the mean is another
+    needed |= {"bad_replies": "stop", "world": None}  # without some replies, the mean is another
     for name, value in needed.items():
         if (given := getattr(config, name)) != value:
-            wanted = "no average" if name == "average" else f"{kebab(name)} {value}"
+            wanted = f"no {name}" if value is None else f"{kebab(name)} {value}"
             return f"it needs {wanted}, not {given}"
     if isinstance(config.server_lr, str):
         return f"it needs a constant server-lr, not {config.server_lr}"

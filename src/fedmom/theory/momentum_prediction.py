@@ -223,6 +223,11 @@ def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -
             f"The map of momentum is about rounds that wait for all clients, not about pace"
             f" {config.pace}. Use --pace synchronous."
         )
+    if config.world is not None:
+        raise FedMomError(
+            f"The map of momentum is about clients that always reply, not about world"
+            f" {config.world}. Leave it out."
+        )
     decay = config.lr.partition(":")[0] if isinstance(config.lr, str) else "constant"
     if decay not in DECAYS:
         raise FedMomError(

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
 from fedmom.core.validation import Count
-from fedmom.runtimes.base import Block, Failure, Runtime
+from fedmom.runtimes.base import Block, Clocked, Failure, Runtime
 from fedmom.training import aggregate
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
 from fedmom.training.aggregate import Carried, Collected, Stepped
@@ -67,6 +67,8 @@ class Record:
         bytes_down: The size of what was sent to the cohort.
         rejected: The clients whose replies do not count, with the reason.
         metrics: Numbers that the method reports, such as ``client/drift`` or ``noise/std``.
+        simulated_seconds: How long the round took in a simulated world; None without one.
+        world: In a simulated world, who was asked and replied, by quarters of the clients.
 
     Examples:
         >>> record = Record(1, [4, 7], 2, 0.5, 0.1, seconds=0.2, bytes_up=80, bytes_down=80)
@@ -84,12 +86,16 @@ class Record:
     bytes_down: int
     rejected: tuple[Rejected, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    simulated_seconds: float | None = None
+    world: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """Return the line of ``rounds.jsonl``."""
         row = asdict(self)
-        rejected, metrics = row.pop("rejected"), row.pop("metrics")
-        more = {"rejected": [list(r) for r in rejected], "metrics": metrics}
+        more = {name: row.pop(name) for name in ("rejected", "metrics", "world")}
+        more["rejected"] = [list(pair) for pair in more["rejected"]]
+        if self.simulated_seconds is None:
+            del row["simulated_seconds"]
         return row | {name: value for name, value in more.items() if value}
 
 
@@ -264,6 +270,7 @@ class _Rounds:
         watch: Watch | None,
     ) -> None:
         self._runtime, self._pace, self._watch = runtime, pace, watch
+        self._clock = runtime if isinstance(runtime, Clocked) else None
         self._workload = runtime.workload
         self._samples, self._seed = self._workload.data.train.size.view(), self._workload.seed
         self._samples.flags.writeable = False  # samplers and paces are given them
@@ -319,6 +326,9 @@ class _Rounds:
             rejected=tuple(self._admission.rejected),
             metrics=self._metrics(collected, stepped, cohort),
         )
+        if self._clock is not None:
+            simulated, counts = self._clock.simulated_seconds, self._clock.counts
+            record = replace(record, simulated_seconds=simulated, world=counts)
         return State(state.round + 1, *stepped.carried), record, following
 
     def _step(self, state: State, collected: Collected) -> Stepped:
