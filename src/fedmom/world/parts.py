@@ -146,7 +146,7 @@ def trace(*, file: str | Path, period: Seconds = 0.0) -> World:
 
     Args:
         file: A CSV file with a line per interval, in seconds; or FedScale's
-            ``client_behave_trace``, as pickle or JSON.
+            ``client_behave_trace``, saved as JSON.
         period: Seconds after which the trace repeats; 0: at its last end. FedScale's traces have
             their own.
 
@@ -255,7 +255,7 @@ def capacity(*, file: str | Path) -> World:
 
     Args:
         file: A CSV file with the columns samples_per_second, down and up (megabits per second);
-            or FedScale's ``client_device_capacity``, as pickle or JSON, whose ``computation`` is
+            or FedScale's ``client_device_capacity``, saved as JSON, whose ``computation`` is
             milliseconds per sample of inference, a third of training, and whose
             ``communication`` is kilobits (of 1,024 bits) per second both ways.
 

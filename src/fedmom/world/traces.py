@@ -1,15 +1,13 @@
 """Traces of real clients: when they were there, and how fast they were.
 
-FedScale's files are dictionaries by client, pickled: the format is described in its
-``benchmark/dataset/data/device_info``. A pickle can run code when it is loaded; here only plain
-containers, texts and numbers are, and anything else is refused.
+FedScale's files are dictionaries by client, described in its ``benchmark/dataset/data/device_info``.
+They are pickled, and a pickle can run code when it is loaded, so they are read as JSON only.
 """
 
 import csv
 import io
 import json
 import math
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,12 +149,13 @@ def _merged(intervals: Intervals) -> Intervals:
 def _fedscale(path: Path, keys: Sequence[str]) -> list[Mapping[str, Any]]:
     content = _content(path)
     try:
-        if path.suffix == ".json":
-            found = json.loads(content)
-        else:
-            found = _Plain(io.BytesIO(content)).load()
-    except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, TypeError) as error:
-        raise _bad(path, f"it is neither CSV, nor JSON, nor a plain pickle: {error}") from None
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _bad(
+            path,
+            f"it is neither CSV (.csv) nor JSON: {error}. Save FedScale's pickled files as JSON"
+            " (docs/world.md)",
+        ) from None
     if not isinstance(found, dict) or not found:
         raise _bad(path, "it is not a dictionary by client")
     return list(_entries(path, found, keys))
@@ -169,13 +168,6 @@ def _entries(
         if not isinstance(entry, dict) or not set(keys) <= set(entry):
             raise _bad(path, f"client {client} does not have {', '.join(keys)}")
         yield entry
-
-
-class _Plain(pickle.Unpickler):
-    """Loads containers, texts and numbers, and nothing that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds a {module}.{name}; save it as JSON")
 
 
 def _number(path: Path, value: Any) -> float:
