@@ -7,12 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+    from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
     from fedmom.algorithms import server as servers
-    from fedmom.algorithms.base import Algorithm, Client, Round, Rule, Server, Stage
+    from fedmom.algorithms.attacks import alie, backdoor, gaussian, ipm, label_flip, sign_flip
+    from fedmom.algorithms.base import Algorithm, Attack, Client, Round, Rule, Server, Stage
     from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem
     from fedmom.algorithms.local_work import LocalWork, full_gradient
     from fedmom.algorithms.methods.diloco import diloco
+    from fedmom.algorithms.mixing import bucketing, nearest_neighbour_mixing
+    from fedmom.algorithms.robust import (
+        centered_clipping,
+        geometric_median,
+        krum,
+        multi_krum,
+        norm_bound,
+    )
     from fedmom.algorithms.rules import mean, median, trimmed_mean
     from fedmom.algorithms.stages import clip, noise, quantize
     from fedmom.algorithms.workload import Workload
@@ -55,11 +64,16 @@ if TYPE_CHECKING:
     from fedmom.world.runtime import WorldRuntime, in_world
 
 _HOMES = {
-    "algorithms": ("ALGORITHMS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
-    "algorithms.base": ("Algorithm", "Client", "Round", "Rule", "Server", "Stage"),
+    "algorithms": ("ALGORITHMS", "ATTACKS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
+    "algorithms.attacks": ("alie", "backdoor", "gaussian", "ipm", "label_flip", "sign_flip"),
+    "algorithms.base": ("Algorithm", "Attack", "Client", "Round", "Rule", "Server", "Stage"),
     "algorithms.client": ("LOCAL_TRAINING", "LocalProblem"),
     "algorithms.local_work": ("LocalWork", "full_gradient"),
     "algorithms.methods.diloco": ("diloco",),
+    "algorithms.mixing": ("bucketing", "nearest_neighbour_mixing"),
+    "algorithms.robust": (
+        *("centered_clipping", "geometric_median", "krum", "multi_krum", "norm_bound"),
+    ),
     "algorithms.rules": ("mean", "median", "trimmed_mean"),
     "algorithms.stages": ("clip", "noise", "quantize"),
     "algorithms.workload": ("Workload",),

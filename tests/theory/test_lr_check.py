@@ -59,6 +59,7 @@ def test_the_largest_lr_of_a_schedule_is_looked_at():
         ({"pace": "buffered:in_flight=4"}, "it needs pace synchronous, not buffered:in_flight=4"),
         ({"sampler": "poisson"}, "it needs sampler uniform, not poisson"),
         ({"bad-replies": "skip"}, "it needs bad-replies stop, not skip"),
+        ({"attack": "ipm:share=0.2"}, "it is about honest clients, not attack ipm:share=0.2"),
         ({"average": 0.9}, "it needs no average, not 0.9"),
         ({"world": "dropout"}, "it needs no world, not dropout"),
         ({"server-lr": "cosine:start=3,rounds=9,end=1"}, "it needs a constant server-lr"),

@@ -107,6 +107,7 @@ class Experiment:
             rounds=self.config.rounds if rounds is None else rounds,
             state=state,
             bad_replies=self.config.bad_replies,
+            norm_limit=self.config.norm_limit,
             **how,
         )
         del state  # or the first model would be kept until the last round
@@ -137,7 +138,8 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     config = defaults.complete(config, data)
     integers = adapters.has_integers(data)
     model, algorithm = parts(config, data.features, integers=integers)
-    workload = Workload(data, model, algorithm, config.seed)
+    attack = None if config.attack is None else algorithms.attack(config.attack)
+    workload = Workload(data, model, algorithm, config.seed, attack)
     workload.try_parts()
     _check_numbers(config, workload.work, data)
     sampler = _sampler(config.sampler)
@@ -257,8 +259,14 @@ def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
     options(RUNTIMES.find(config.runtime), config.runtime)  # before the run has a folder
     _check_world(config)
     method = workload.method
+    if workload.attack is not None and config.runtime.partition(":")[0] == "flower":
+        raise FedMomError(
+            f"attack {config.attack} is simulated, and runtime flower trains on real devices. Leave"
+            " attack out."
+        )
+    loop.check_replies(method, pace.rows)
     comparable = method.is_plain and not method.stages and not pace.keeps_late
-    if config.diagnostics and not (comparable and method.rule.needs == "sum"):
+    if config.diagnostics and (method.needs_rows or not comparable):
         raise FedMomError(
             "diagnostics compare the mean of plain updates with the gradient, in rounds that wait"
             f" for all clients; algorithm {config.algorithm} with aggregate {config.aggregate} and"

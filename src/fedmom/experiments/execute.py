@@ -130,11 +130,7 @@ class _Execution:
         for state, record in self._experiment.train(self._done, self._runtime, **how):
             fruitless = fruitless + 1 if _is_fruitless(record.row()) else 0
             if fruitless >= min(FRUITLESS, self._config.rounds):
-                client, reason = faults_of(record.row())[-1]
-                raise BadReplyError(
-                    f"Every reply was rejected in {fruitless} rounds in a row (client {client}:"
-                    f" {reason}). Fix the clients, or the settings, and resume the run."
-                )
+                raise BadReplyError(_why_fruitless(record, fruitless))
             self._log(state, record)
             due = state.round % self._config.eval_every == 0
             is_last = state.round == self._config.rounds
@@ -248,10 +244,28 @@ class _Execution:
 
 
 def _is_fruitless(row: Mapping[str, Any]) -> bool:
-    """Return whether a round had no reply, and not only because the world is as it is."""
-    return bool(faults_of(row)) and not row.get("replies")
+    """Return whether a round had no step because replies were rejected, or too few.
+
+    Not one that had no reply only because the world is as it is.
+    """
+    too_few = "server/too_few_replies" in row.get("metrics", {})
+    return too_few or (bool(faults_of(row)) and not row.get("replies"))
 
 
 def _fruitless(rounds: Sequence[Mapping[str, Any]]) -> int:
     """Return in how many rounds, up to the last one, every reply was rejected."""
     return len(list(itertools.takewhile(_is_fruitless, reversed(rounds))))
+
+
+def _why_fruitless(record: Record, rounds: int) -> str:
+    if record.replies:
+        return (
+            f"In {rounds} rounds in a row fewer replies came than the rule of aggregate needs (the"
+            f" last time {record.replies}), so the model was not changed. Use more clients per"
+            " round, or a rule for fewer attackers, and resume the run."
+        )
+    client, reason = faults_of(record.row())[-1]
+    return (
+        f"Every reply was rejected in {rounds} rounds in a row (client {client}: {reason}). Fix"
+        " the clients, or the settings, and resume the run."
+    )

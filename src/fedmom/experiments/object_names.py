@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.algorithms.torch_solvers import spec_of
 from fedmom.core.arguments import short, takes
 from fedmom.core.errors import FedMomError
@@ -218,6 +218,14 @@ def _schedule(name: str, value: Any) -> str:
     return _row(SCHEDULES, label(value), value, lambda: value)
 
 
+def _attack(value: Any) -> str:
+    from fedmom.algorithms.base import Attack
+
+    if isinstance(value, Attack):
+        return _row(ATTACKS, value.name, value, lambda: value)
+    return _function(ATTACKS, value)
+
+
 def _aggregate(value: Any) -> str:
     """Name stages and a rule, one of them or a list."""
     from fedmom.algorithms.base import Rule, Stage
@@ -255,6 +263,7 @@ _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "algorithm": (_algorithm, (ALGORITHMS,)),
     "adapt": (functools.partial(_function, ADAPTATIONS), (ADAPTATIONS,)),
     "aggregate": (_aggregate, (RULES, STAGES)),
+    "attack": (_attack, (ATTACKS,)),
     "world": (_world, (WORLDS,)),
     **{
         table.what: (functools.partial(_function, table), (table,))

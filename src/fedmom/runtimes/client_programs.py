@@ -76,7 +76,8 @@ def _compiled(
             task = ClientTask(*numbers)
             own = fold_in(fold_in(key, task.round), task.client)
             place = task.start, task.size, task.steps
-            problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, frozen=frozen)
+            more = {"frozen": frozen, "client": task.client}
+            problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, **more)
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
             of_numbers("run of the client returns an update,", update)

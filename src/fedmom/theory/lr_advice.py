@@ -153,8 +153,8 @@ def _covered(config: RunConfig) -> bool:
     """Return whether it is a plain run: SGD, a constant γ, population weights, uniform cohorts."""
     parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
     plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
-    plain = plain and config.world is None
-    return plain and config.average is None and not isinstance(config.lr, str)
+    bare = config.average is None and config.attack is None and config.world is None
+    return plain and bare and not isinstance(config.lr, str)
 
 
 def first_grid(smoothness: float, momentum: float = 0.0) -> list[float]:
@@ -329,6 +329,8 @@ def not_covered(experiment: Experiment) -> str:
     config = experiment.config
     if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
         return f"it is about fedsgd, fedavg and fedmom, not {config.algorithm}"
+    if config.attack is not None:
+        return f"it is about honest clients, not attack {config.attack}"
     needed = {"solver": "sgd", "prox": 0, "weighting": "population", "aggregate": "mean"}
     needed |= {"sampler": "uniform", "pace": "synchronous", "average": None}
     needed |= {"bad_replies": "stop", "world": None}  # without some replies, the mean is another

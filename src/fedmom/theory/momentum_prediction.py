@@ -208,6 +208,11 @@ def _population(
 def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -> Plan:
     """Return how a run trains, in the terms of the recursion."""
     config, work = experiment.config, experiment.work
+    if config.attack is not None:
+        raise FedMomError(
+            f"The map of momentum is about honest clients, not about attack {config.attack}. Leave"
+            " it out."
+        )
     if config.solver != "sgd" or config.aggregate != "mean" or config.prox:
         raise FedMomError(
             "The map of momentum is about plain SGD on clients and the mean of their updates; got"
