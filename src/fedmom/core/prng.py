@@ -54,7 +54,8 @@ def hashed_uniform(seed: int, stream: int, x: Any, y: Any) -> NDArray[np.float64
 
     Examples:
         >>> once = hashed_uniform(0, 7, 3, np.arange(1000))
-        >>> bool((once == hashed(0, 7, 3, np.arange(1000))).all()), bool(0.45 < once.mean() < 0.55)
+        >>> again = hashed_uniform(0, 7, 3, np.arange(1000))
+        >>> bool((once == again).all()), bool(0.45 < once.mean() < 0.55)
         (True, True)
     """
     x, y = np.broadcast_arrays(*(np.atleast_1d(np.asarray(n, np.int64)) for n in (x, y)))
