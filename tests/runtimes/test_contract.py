@@ -58,7 +58,7 @@ def data():
 @pytest.fixture
 def model(request, data):
     """Logistic regression; of PyTorch where it is trained there, with JAX's form of it."""
-    if request.node.callspec.params.get("make") == "torch":
+    if "make" in request.fixturenames and request.node.callspec.params["make"] == "torch":
         return torch_nets.linear(data)
     return fedmom.build_model("logreg", data.features)
 
