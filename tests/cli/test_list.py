@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.cli.output import OUT
 from fedmom.core.registry import options_of
 from fedmom.data import DATASETS
@@ -16,7 +16,7 @@ from tests.cli.command import invoke
 
 TABLES = (
     *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
-    *(RULES, STAGES, SAMPLERS, PACES, WORLDS, RUNTIMES),
+    *(RULES, STAGES, ATTACKS, SAMPLERS, PACES, WORLDS, RUNTIMES),
 )
 
 
