@@ -11,11 +11,12 @@ from fedmom.data import DATASETS
 from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 from tests.cli.command import invoke
 
 TABLES = (
     *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
-    *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
+    *(RULES, STAGES, SAMPLERS, PACES, WORLDS, RUNTIMES),
 )
 
 

@@ -33,7 +33,7 @@ def rewritten(
     Args:
         function: Any function that JAX can trace. What is given by keyword is static.
         replacements: By the name of the operation's primitive. Of an operation that holds programs,
-            such as ``scan``, the replacement is rewritten by the others.
+            such as ``scan``, the replacement is rewritten, too, until there is no better form.
     """
 
     @functools.wraps(function)
@@ -128,8 +128,7 @@ class _Walk:
             return None
         replacement = self._replacements[name]
         if name in ENTERED:
-            others = {key: row for key, row in self._replacements.items() if key != name}
-            replacement = rewritten(replacement, others)
+            replacement = rewritten(replacement, self._replacements)
         with equation.ctx.manager:
             found = replacement(*inputs, **equation.params)
         if found is None:
