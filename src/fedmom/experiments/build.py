@@ -25,6 +25,7 @@ from fedmom.experiments import decided, defaults, object_names
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
 from fedmom.models import adapters, base, precision
 from fedmom.models.base import Model
+from fedmom.models.rewriting.notices import notices
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
 from fedmom.training import PACES, SAMPLERS, diagnostics, loop
@@ -60,6 +61,14 @@ class Experiment:
     def work(self) -> LocalWork:
         """The local work."""
         return self.workload.work
+
+    @property
+    def slow_parts(self) -> list[str]:
+        """What of a net of the user's own will be slow on this machine, and what to do."""
+        if RUNTIMES.check(self.config.runtime) == "torch":
+            return []
+        x = adapters.example(self.data)
+        return notices(self.model, np.repeat(x, self.work.batch_size or base.ROWS, axis=0))
 
     def start(self) -> State:
         """Return the state before the first round."""
