@@ -265,7 +265,7 @@ def test_options_that_are_named_are_there():
                 found |= known(command.get_command(context, name))
         return found
 
-    ours = known(cli) | {"--help", "--peers"}  # the second: a benchmark's
+    ours = known(cli) | {"--help", "--peers", "--nets"}  # the last two: of benchmarks
     for page in PAGES:
         for option in re.findall(r"`(--[a-z][\w-]*)", prose(page)):
             assert option in ours, f"{page.name}: {option}"

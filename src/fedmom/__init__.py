@@ -7,12 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+    from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
     from fedmom.algorithms import server as servers
-    from fedmom.algorithms.base import Algorithm, Client, Round, Rule, Server, Stage
+    from fedmom.algorithms.attacks import alie, backdoor, gaussian, ipm, label_flip, sign_flip
+    from fedmom.algorithms.base import Algorithm, Attack, Client, Round, Rule, Server, Stage
     from fedmom.algorithms.client import LOCAL_TRAINING, LocalProblem
     from fedmom.algorithms.local_work import LocalWork, full_gradient
     from fedmom.algorithms.methods.diloco import diloco
+    from fedmom.algorithms.mixing import bucketing, nearest_neighbour_mixing
+    from fedmom.algorithms.robust import (
+        centered_clipping,
+        geometric_median,
+        krum,
+        multi_krum,
+        norm_bound,
+    )
     from fedmom.algorithms.rules import mean, median, trimmed_mean
     from fedmom.algorithms.stages import clip, noise, quantize
     from fedmom.algorithms.workload import Workload
@@ -49,13 +58,22 @@ if TYPE_CHECKING:
     from fedmom.training.loop import Record, State, model_of, start, train
     from fedmom.training.pace import Pace, buffered, over_selected, synchronous
     from fedmom.training.samplers import Sampler, poisson, uniform, weighted
+    from fedmom.world import WORLDS
+    from fedmom.world import parts as worlds
+    from fedmom.world.base import Draws, Moment, Task, World
+    from fedmom.world.runtime import WorldRuntime, in_world
 
 _HOMES = {
-    "algorithms": ("ALGORITHMS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
-    "algorithms.base": ("Algorithm", "Client", "Round", "Rule", "Server", "Stage"),
+    "algorithms": ("ALGORITHMS", "ATTACKS", "RULES", "SCHEDULES", "SOLVERS", "STAGES"),
+    "algorithms.attacks": ("alie", "backdoor", "gaussian", "ipm", "label_flip", "sign_flip"),
+    "algorithms.base": ("Algorithm", "Attack", "Client", "Round", "Rule", "Server", "Stage"),
     "algorithms.client": ("LOCAL_TRAINING", "LocalProblem"),
     "algorithms.local_work": ("LocalWork", "full_gradient"),
     "algorithms.methods.diloco": ("diloco",),
+    "algorithms.mixing": ("bucketing", "nearest_neighbour_mixing"),
+    "algorithms.robust": (
+        *("centered_clipping", "geometric_median", "krum", "multi_krum", "norm_bound"),
+    ),
     "algorithms.rules": ("mean", "median", "trimmed_mean"),
     "algorithms.stages": ("clip", "noise", "quantize"),
     "algorithms.workload": ("Workload",),
@@ -90,12 +108,16 @@ _HOMES = {
     "training.loop": ("Record", "State", "model_of", "start", "train"),
     "training.pace": ("Pace", "buffered", "over_selected", "synchronous"),
     "training.samplers": ("Sampler", "poisson", "uniform", "weighted"),
+    "world": ("WORLDS",),
+    "world.base": ("Draws", "Moment", "Task", "World"),
+    "world.runtime": ("WorldRuntime", "in_world"),
 }
 _RENAMED = {"load_data": ("data", "load"), "build_model": ("models", "build")}
 _MODULES = {
     "servers": "algorithms.server",
     "losses": "models.losses",
     "metrics": "models.metrics",
+    "worlds": "world.parts",
 }
 _NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names} | _RENAMED
 

@@ -51,7 +51,7 @@ def compiled(model, read, work, room):
 def run_client(data, model, work, seed=0, params=None, **which):
     """One client's reply, compiled: its update, loss and norm."""
     params = model.init(jax.random.key(seed)) if params is None else params
-    model, read, work, *numbers, room, _, _ = problem_of(data, model, work, **which)
+    model, read, work, *numbers, room, _, _, _ = problem_of(data, model, work, **which)
     # Numbers that are handed over are no part of the program: works that differ in them share it.
     batches = "shuffled" if work.shuffled else "random"
     work = replace(work, lr=1.0, steps=1, epochs=None, batches=batches)

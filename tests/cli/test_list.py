@@ -4,18 +4,19 @@ import inspect
 
 import pytest
 
-from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.cli.output import OUT
 from fedmom.core.registry import options_of
 from fedmom.data import DATASETS
 from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 from tests.cli.command import invoke
 
 TABLES = (
     *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
-    *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
+    *(RULES, STAGES, ATTACKS, SAMPLERS, PACES, WORLDS, RUNTIMES),
 )
 
 

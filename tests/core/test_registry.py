@@ -21,6 +21,7 @@ TABLES = {
     for table in (
         *(fedmom.ALGORITHMS, fedmom.MODELS, fedmom.DATASETS, fedmom.SOLVERS, fedmom.SCHEDULES),
         *(fedmom.RULES, fedmom.STAGES, fedmom.SAMPLERS, fedmom.PACES, fedmom.RUNTIMES),
+        fedmom.WORLDS,
         PARTITIONS,
     )
 }

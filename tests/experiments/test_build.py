@@ -243,13 +243,19 @@ SOLVER_VALUES = {
     "b1": 0.5,
     "b2": 0.5,
     "weight_decay": 0.5,
+    "dampening": 0.5,
+    "eps_in_sqrt": False,
+    "centered": True,
 }
 
 
 @pytest.mark.parametrize(("spec", "name"), all_options(SOLVERS, SOLVER_VALUES), ids=str)
 def test_every_option_of_a_solver_reaches_the_clients(spec, name):
-    if spec == "sgd:nesterov=True":  # says nothing without momentum
-        spec, name = "sgd:momentum=0.9,nesterov=True", "sgd:momentum=0.9"
+    option = spec.partition(":")[2]
+    if option.partition("=")[0] in ("nesterov", "dampening"):  # of SGD's momentum
+        spec, name = f"sgd:momentum=0.9,{option}", "sgd:momentum=0.9"
+    if option.startswith("eps_in_sqrt"):  # of a number that is not tiny
+        spec, name = f"rmsprop:eps=0.1,{option}", "rmsprop:eps=0.1"
     params = jnp.array([0.1, -0.7])
     one, other = (last_step(small(solver=s).work.solver(0.1), params) for s in (spec, name))
     assert np.abs(one - other).max() > 1e-4

@@ -461,6 +461,60 @@ def test_rounds_without_a_reply_are_said_and_do_not_stop_a_run_that_has_others(t
     assert said in html.unescape(write_report([tmp_path / "s"], tmp_path / "page.html").read_text())
 
 
+@pytest.fixture
+def swelling(monkeypatch):
+    """Rounds in which one client sends its update times 1e17."""
+    from fedmom.runtimes.local import LocalRuntime
+
+    replies, rounds = LocalRuntime.replies, {2}
+
+    def swell(self, timeout=None):
+        for block in replies(self, timeout):
+            size = np.ones(len(block.clients), np.float32)
+            size[0] = 1e17 if block.version in rounds else 1
+            update = jax.tree.map(lambda u: (u.T * size).T, block.update)  # noqa: B023
+            metrics = {name: value for name, value in block.metrics.items() if name != "norm"}
+            yield block._replace(update=update, metrics=metrics)
+
+    monkeypatch.setattr(LocalRuntime, "replies", swell)
+    return rounds
+
+
+def test_a_huge_reply_stops_a_run_whose_last_checkpoint_stays_good(tmp_path, swelling):
+    """It used to count, and every resumed run to fail."""
+    stopped = run(tmp_path / "s", rounds=4, **{"norm-limit": 1000})
+    assert (stopped.status, stopped.done) == ("stopped", 2)
+    assert re.search(r"reply of client \d+ cannot be used: its update has the norm", stopped.why)
+    swelling.clear()
+    mended, clean = resume(tmp_path / "s"), run(tmp_path / "c", rounds=4)
+    assert (mended.status, mended.evals) == ("finished", clean.evals)
+
+
+def test_with_skip_a_huge_reply_is_left_out_and_named(tmp_path, swelling):
+    result = run(tmp_path / "s", rounds=4, **SKIP)
+    assert (result.status, swelling) == ("finished", {2})
+    assert [row["replies"] for row in result.rounds] == [2, 2, 1, 2]
+    assert "times the median" in result.rejected()
+
+
+def test_rounds_with_too_few_replies_for_a_rule_end_a_run_loudly(tmp_path, monkeypatch):
+    from fedmom.runtimes.local import LocalRuntime
+
+    replies = LocalRuntime.replies
+
+    def lie(self, timeout=None):
+        for number, block in enumerate(replies(self, timeout)):
+            bad = np.arange(len(block.clients)) + number == 0
+            yield block._replace(samples=block.samples + bad)
+
+    monkeypatch.setattr(LocalRuntime, "replies", lie)
+    krum = {"aggregate": "krum:attackers=0", "weighting": "uniform", "clients-per-round": 3}
+    result = run(tmp_path / "s", rounds=2, **krum, **SKIP)
+    assert (result.status, result.done) == ("stopped", 1)
+    assert "fewer replies came than the rule of aggregate needs (the last time 2)" in result.why
+    assert resume(tmp_path / "s").status == "stopped"
+
+
 def test_a_first_model_without_a_loss_is_not_blamed_on_the_learning_rate(tmp_path):
     data = fedmom.load_data("synthetic:clients=4")
     functions = lambda _key: jnp.zeros((60, 10)), lambda w, x, _key: jnp.log(x @ w - 1)

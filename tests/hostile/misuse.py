@@ -196,6 +196,8 @@ def prepare(folder: Path) -> None:
     """Write the files that the calls read."""
     _table().to_csv(folder / "t.csv", index=False)
     _table().to_parquet(folder / "t.parquet", index=False)
+    (folder / "there.csv").write_text("client,start,end\n0,0,9\n", encoding="utf-8")
+    (folder / "fast.csv").write_text("samples_per_second,down,up\n9,8,2\n", encoding="utf-8")
     for name in ("a", "b"):
         (folder / "pictures" / name / "0").mkdir(parents=True)
         Image.new("L", (8, 8)).save(folder / "pictures" / name / "0" / "x.png")
@@ -301,6 +303,20 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "clip": of(fedmom.clip, norm=1.0),
         "noise": of(fedmom.noise, std=1.0),
         "quantize": of(fedmom.quantize, bits=8),
+        "krum": of(fedmom.krum, weighting="cohort", attackers=1),
+        "multi_krum": of(fedmom.multi_krum, weighting="cohort", attackers=1, keep=2),
+        "geometric_median": of(fedmom.geometric_median, iterations=2, smoothing=0.1),
+        "centered_clipping": of(fedmom.centered_clipping, radius=1.0, iterations=2),
+        "norm_bound": of(fedmom.norm_bound, weighting="cohort", norm=1.0),
+        "bucketing": of(fedmom.bucketing, size=2),
+        "nearest_neighbour_mixing": of(fedmom.nearest_neighbour_mixing, attackers=1),
+        "Attack": of(fedmom.Attack, share=0.1),
+        "sign_flip": of(fedmom.sign_flip, share=0.1, scale=2.0),
+        "gaussian": of(fedmom.gaussian, share=0.1, scale=2.0),
+        "label_flip": of(fedmom.label_flip, share=0.1),
+        "backdoor": of(fedmom.backdoor, share=0.1, target=1, part=0.5, scale=2.0),
+        "alie": of(fedmom.alie, share=0.1, z=1.0),
+        "ipm": of(fedmom.ipm, share=0.1, scale=2.0),
         "torch_op": of(fedmom.torch_op, name="aten.erfinv"),
         "Workload": lambda: Call(fedmom.Workload, dict(vars(_workload()), seed=0)),
         "Features": of(fedmom.Features, kind="vector", shape=(3,), classes=2, task="classes"),
@@ -399,6 +415,33 @@ def calls(folder: Path) -> dict[str, Callable[[], Call]]:
         "servers.fedadam": of(fedmom.servers.fedadam, beta2=0.99, **adaptive),
         "servers.fedyogi": of(fedmom.servers.fedyogi, beta2=0.99, **adaptive),
         "servers.averaged": of(fedmom.servers.averaged, optimizer=optax.sgd(1.0), decay=0.9),
+        "World": of(fedmom.World, name="mine", pause=1.0, deadline=5.0, least=0),
+        "in_world": lambda: Call(
+            fedmom.in_world, {"workload": _workload(), "world": "dropout:rate=0.5"}
+        ),
+        "WorldRuntime": lambda: Call(
+            fedmom.WorldRuntime,
+            {"runtime": fedmom.LocalRuntime(_workload()), "pace": fedmom.synchronous(2)}
+            | {"world": fedmom.worlds.dropout(rate=0.5)},
+        ),
+        "worlds.online": of(fedmom.worlds.online, share=0.5, spread=0.1),
+        "worlds.diurnal": of(
+            fedmom.worlds.diurnal, low=0.1, high=0.5, zones=2, peak=2.0, period=9.0
+        ),
+        "worlds.outages": of(fedmom.worlds.outages, share=0.1, groups=3, seconds=9.0),
+        "worlds.trace": of(fedmom.worlds.trace, file=folder / "there.csv", period=0.0),
+        "worlds.speed": of(
+            fedmom.worlds.speed, median=9.0, spread=0.5, distribution="lognormal", jitter=0.1
+        ),
+        "worlds.network": of(
+            fedmom.worlds.network, down=9.0, up=3.0, spread=0.5, distribution="uniform", latency=1.0
+        ),
+        "worlds.capacity": of(fedmom.worlds.capacity, file=folder / "fast.csv"),
+        "worlds.pause": of(fedmom.worlds.pause, seconds=9.0),
+        "worlds.dropout": of(fedmom.worlds.dropout, rate=0.1),
+        "worlds.partial": of(fedmom.worlds.partial, share=0.1, replies="kept"),
+        "worlds.deadline": of(fedmom.worlds.deadline, seconds=9.0, late="dropped", least=1),
+        "worlds.reweighed": of(fedmom.worlds.reweighed, most=5.0),
         "metrics.top": of(fedmom.metrics.top, k=2),
         "metrics.position_top": of(fedmom.metrics.position_top, k=2),
         "metrics.auc": lambda: Call(fedmom.metrics.auc, {}),

@@ -70,7 +70,9 @@ class Trial(NamedTuple):
     folder: Path
 
     def train(self, model: fedmom.Model = NET, pace: Any = None, **parts: Any) -> None:
-        runtime = fedmom.LocalRuntime(fedmom.Workload(self.data, model, PLAIN._replace(**parts)))
+        attack = parts.pop("attack", None)
+        algorithm = PLAIN._replace(**parts)
+        runtime = fedmom.LocalRuntime(fedmom.Workload(self.data, model, algorithm, 0, attack))
         for state, _ in fedmom.train(runtime, pace=pace or fedmom.synchronous(2), rounds=1):
             fedmom.evaluate(runtime, state.params, "test")
 
@@ -129,6 +131,18 @@ def slots(trial: Trial) -> dict[str, Slot]:
         "Stage.send": lambda v: t.stage(send=call(v)),
         "Stage.decode": lambda v: t.stage(encode=_third({}), decode=call(v)),
         "Stage.init": lambda v: t.stage(init=call(v), after=_third({})),
+        "Stage.enforce": lambda v: t.stage(enforce=call(v)),
+        "Stage.mix": lambda v: t.stage(mix=call(v)),
+        "Stage.mix, rows": lambda v: t.stage(mix=lambda _rows, weights, *_: (v, weights)),
+        "Stage.mix, weights": lambda v: t.stage(mix=lambda rows, *_: (rows, v)),
+        "Stage.rows_after": lambda v: t.stage(mix=lambda r, w, *_: (r, w), rows_after=call(v)),
+        "Attack.poison": lambda v: t.train(attack=fedmom.Attack(0.5, poison=call(v))),
+        "Attack.poison, labels": lambda v: t.train(
+            attack=fedmom.Attack(0.5, poison=lambda x, *_: (x, v))
+        ),
+        "Attack.forge": lambda v: t.train(attack=fedmom.Attack(0.5, forge=call(v))),
+        "Attack.collude": lambda v: t.train(attack=fedmom.Attack(0.5, collude=call(v))),
+        "Metric.inputs": lambda v: t.model(metrics=(metric("m", _right, inputs=call(v)),)),
         "LocalWork.lr": lambda v: t.work(lr=call(v)),
         "LocalWork.steps": lambda v: t.work(steps=call(v)),
         "LocalWork.solver": lambda v: t.work(solver=call(v)),

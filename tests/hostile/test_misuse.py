@@ -19,7 +19,8 @@ NOT_CALLED = {
     *("Block", "Event", "Failure", "Metrics", "Record", "Round", "Scores", "Snapshot", "State"),
     *("BadReplyError", "DivergedError", "FedMomError", "LOCAL_TRAINING", "LocalProblem"),
     *("Pace", "Runtime", "Sampler", "RayRuntime", "Variables", "Whole"),
-    *("losses", "metrics", "servers"),  # modules
+    *("Draws", "Moment", "Task"),
+    *("losses", "metrics", "servers", "worlds"),  # modules
     *("COROLLARY_2", "CORRECTED_FEDAVG", "CORRECTED_FEDMOM", "THEOREM_1", "THEOREM_2", "Theorem"),
 }
 
@@ -69,4 +70,5 @@ def test_everything_public_is_tried():
     built_in = {f"servers.{n}" for n in fedmom.ALGORITHMS if hasattr(fedmom.servers, n)} | {
         f"metrics.{n}" for n in fedmom.METRICS
     }
+    built_in |= {f"worlds.{n}" for n in fedmom.WORLDS}
     assert built_in <= set(NAMES)

@@ -14,6 +14,7 @@ from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.models import MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 from tests.conftest import population
 from tests.hostile.mutation import mutated, sentence
 
@@ -43,7 +44,7 @@ TEXTS = [
     *("linear:start=1,end=-1,rounds=3", "cosine:start=inf,rounds=5", "cosine:start=1,rounds=0"),
 ]
 NAMES = [
-    *ALGORITHMS, *SOLVERS, *MODELS, *SAMPLERS, *PACES, *RUNTIMES,
+    *ALGORITHMS, *SOLVERS, *MODELS, *SAMPLERS, *PACES, *RUNTIMES, *WORLDS,
     *(name for name in DATASETS if name != "glyphs"), "clip", "mean", "trimmed_mean",
 ]  # fmt: skip
 KEYS = ["momentum", "tau", "hidden", "layers", "workers", "extra", "norm", "share", "b1", "x", ""]

@@ -169,7 +169,9 @@ def test_convolutions_equal_those_of_torch(case):
     ],
     ids=["1d", "channels first", "3d"],
 )
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(jnp.float32, marks=pytest.mark.thorough), jnp.bfloat16]
+)
 def test_other_forms_equal_xla(x, w, axes, dtype):
     def layer(x, w):
         y = lax.conv_general_dilated(x, w, (1,) * (x.ndim - 2), "SAME", dimension_numbers=axes)
@@ -243,7 +245,13 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("scan", "cond") else pytest.param(name, marks=pytest.mark.thorough)
+        for name in HOLDERS
+    ],
+)
 def test_the_pass_enters_what_holds_programs(name):
     w, x, net = normal(0, 3, 3, 4, 4) / 4, normal(1, 2, 6, 6, 4), HOLDERS[name]
 
@@ -259,6 +267,7 @@ def test_the_pass_enters_what_holds_programs(name):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_rewritten_function_has_all_derivatives():
     w, x = normal(0, 3, 3, 4, 4) / 4, normal(1, 1, 5, 5, 4)
 
@@ -287,6 +296,7 @@ def test_what_the_pass_cannot_replace_stays(row):
     np.testing.assert_array_equal(got, jax.jit(layer)(w, x))
 
 
+@pytest.mark.thorough
 def test_a_replacement_of_a_loop_is_rewritten_by_the_other_rows():
     w, x, seen = normal(0, 3, 3, 4, 4), normal(1, 2, 6, 6, 4), []
 
@@ -345,7 +355,7 @@ def haiku_net():
 @pytest.mark.parametrize(
     "make",
     [
-        linen_net,
+        pytest.param(linen_net, marks=pytest.mark.thorough),
         pytest.param(equinox_net, marks=pytest.mark.thorough),
         pytest.param(haiku_net, marks=pytest.mark.thorough),
     ],
@@ -382,6 +392,7 @@ def test_programs_of_built_in_nets_stay_as_they_are():
     assert rewriting.fast(layer, model) is layer
 
 
+@pytest.mark.thorough
 def test_gradients_over_many_clients_are_rewritten_too(monkeypatch):
     from fedmom.training.subproblem import Subproblem
 

@@ -58,7 +58,7 @@ def data():
 @pytest.fixture
 def model(request, data):
     """Logistic regression; of PyTorch where it is trained there, with JAX's form of it."""
-    if request.node.callspec.params.get("make") == "torch":
+    if "make" in request.fixturenames and request.node.callspec.params["make"] == "torch":
         return torch_nets.linear(data)
     return fedmom.build_model("logreg", data.features)
 
@@ -87,8 +87,9 @@ def make(request, data, model):
     """Make the runtime under test for an algorithm; all are closed at the end."""
     made = []
 
-    def make(algorithm=None, *, work=SHORT, seed=0, data=data, model=model):
-        runtime = RUNTIMES[request.param](workload_of(data, model, work, algorithm, seed))
+    def make(algorithm=None, *, work=SHORT, seed=0, data=data, model=model, attack=None):
+        workload = replace(workload_of(data, model, work, algorithm, seed), attack=attack)
+        runtime = RUNTIMES[request.param](workload)
         made.append(runtime)
         return runtime
 
@@ -328,6 +329,33 @@ def test_training_is_the_same_on_every_runtime(make, data, model):
     for (state, record), (expected, other) in zip(ours, reference, strict=True):
         close(state.params, expected.params)
         assert (record.cohort, record.replies) == (other.cohort, other.replies)
+
+
+ATTACKS = {
+    "nobody": None,
+    "sign_flip": fedmom.sign_flip(share=0.34, scale=3.0),
+    "alie": fedmom.alie(share=0.34),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_mixing_and_attacks_are_the_same_on_every_runtime(make, data, model, attack, request):
+    """Buckets and attackers follow from the seed and the client, not from the order of replies."""
+    if attack != "nobody" and request.node.callspec.params["make"] in ("flower", "torch"):
+        pytest.skip("attacks are simulated, by clients that JAX runs")
+    method = fedmom.Algorithm(
+        fedmom.servers.fedavg(),
+        rule=fedmom.geometric_median(),
+        stages=(fedmom.bucketing(size=2),),
+    )
+    here = replace(workload_of(data, model, SHORT, method), attack=ATTACKS[attack])
+    found = [
+        list(fedmom.train(runtime, pace=fedmom.synchronous(5), rounds=3))
+        for runtime in (make(method, attack=ATTACKS[attack]), LocalRuntime(here))
+    ]
+    for (state, record), (expected, other) in zip(*found, strict=True):
+        close(state.params, expected.params)
+        assert record.metrics.get("attack/clients") == other.metrics.get("attack/clients")
 
 
 def normed(data, state):

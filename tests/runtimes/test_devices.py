@@ -496,6 +496,26 @@ def test_blocks_come_from_replies(data, model):
     assert block.samples.tolist() == [3]
 
 
+@pytest.mark.parametrize("told", [-2.4e6, 2.4e300])
+def test_a_device_whose_loss_cannot_be_is_left_out_of_an_evaluation(data, model, told):
+    """Losses of -2.4e6 and 2.4e305 used to be believed."""
+    own = work(data, model)
+    runtime, params = devices(own), model_at(model)
+    honest = fedmom.evaluate(devices(own), params, "train").loss
+    take = runtime._link.take
+
+    def wrong(asked, most):
+        for number, answered in enumerate(take(asked, most)):
+            if number == 0:
+                answered.content[wire.FACTS]["train/sum/loss"] = told
+            yield answered
+
+    runtime._link.take = wrong
+    assert len(runtime.evaluate(params, "train").samples) == data.clients - 1
+    runtime._link.take = take
+    assert fedmom.evaluate(runtime, params, "train").loss == pytest.approx(honest, rel=1e-5)
+
+
 def met(name, classes=3, shape=(4,), names=None):
     schema = Schema(kind="vector", shape=shape, dtype="float32", classes=classes, class_names=names)
     return Device(f"key of {name}", name, 10, 0), schema

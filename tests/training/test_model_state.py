@@ -214,7 +214,7 @@ def one_step(name, before, blocks, population=10_000):
     forms = tuple(map(Form.of, method.forms(broadcast)))
     programs = compile_programs(method, forms)
     collected = Collected(
-        method.rule, programs, 3, lambda: empty(method.decoded([form.tree for form in forms]))
+        method, programs, 3, lambda: empty(method.decoded([form.tree for form in forms]))
     )
     for update, kept, samples, factor in blocks:
         size = len(samples)

@@ -40,13 +40,30 @@ SCHEDULES = Registry(
 )
 RULES = Registry(
     "rule",
-    {name: f"fedmom.algorithms.rules:{name}" for name in ("mean", "trimmed_mean", "median")},
+    {name: f"fedmom.algorithms.rules:{name}" for name in ("mean", "trimmed_mean", "median")}
+    | {
+        name: f"fedmom.algorithms.robust:{name}"
+        for name in ("krum", "multi_krum", "geometric_median", "centered_clipping", "norm_bound")
+    },
     returns="fedmom.algorithms.base:Rule",
     takes=("weighting",),
 )
 STAGES = Registry(
     "stage",
-    {name: f"fedmom.algorithms.stages:{name}" for name in ("clip", "noise", "quantize")},
+    {name: f"fedmom.algorithms.stages:{name}" for name in ("clip", "noise", "quantize")}
+    | {
+        name: f"fedmom.algorithms.mixing:{name}"
+        for name in ("bucketing", "nearest_neighbour_mixing")
+    },
     returns="fedmom.algorithms.base:Stage",
+    takes=(),
+)
+ATTACKS = Registry(
+    "attack",
+    {
+        name: f"fedmom.algorithms.attacks:{name}"
+        for name in ("sign_flip", "gaussian", "label_flip", "backdoor", "alie", "ipm")
+    },
+    returns="fedmom.algorithms.base:Attack",
     takes=(),
 )

@@ -9,7 +9,7 @@ name, which end in ``Record.metrics``.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from fedmom.core.arguments import checked_class, short
 from fedmom.core.errors import FedMomError
 from fedmom.core.tracing import of_numbers
 from fedmom.core.types import Params
+from fedmom.core.validation import Between
 
 ClientMetrics = dict[str, jax.Array]  # numbers of one client
 Reported = Mapping[str, Any]  # numbers of one part of a method, by name
@@ -160,6 +161,14 @@ class Stage(NamedTuple):
         init: ``init(form) -> state`` of the stage on the server.
         after: ``after(aggregate, state, round) -> aggregate, state, metrics``, on the server;
             ``round`` is a ``fedmom.Round``. Without ``decode``, it also undoes the encoding.
+        enforce: ``enforce(update) -> update``, on the server, for each reply: what ``encode``
+            promises, whether or not the client has done it. It must leave the mean of good
+            updates as it is, so that replies can be added up on their way.
+        mix: ``mix(rows, weights, clients, round) -> rows, weights``, on the server, before the
+            rule: all replies of a round, stacked, and whose they are; those of weight 0 do not
+            count.
+        rows_after: ``rows_after(replies)``: how many rows ``mix`` makes of so many replies.
+        least: The fewest replies that ``mix`` makes sense for.
 
     Examples:
         >>> half = Stage("half", lambda update, state, sent, key: (update / 2, state, {}))
@@ -174,6 +183,10 @@ class Stage(NamedTuple):
     decode: Callable[[Params, Params], Params] | None = None
     init: Callable[[Params], Any] = no_state
     after: Callable[[Params, Any, Round], tuple[Params, Any, Reported]] | None = None
+    enforce: Callable[[Params], Params] | None = None
+    mix: Callable[[Params, jax.Array, jax.Array, Round], tuple[Params, jax.Array]] | None = None
+    rows_after: Callable[[int], int] = unchanged
+    least: int = 1
 
 
 @checked_class
@@ -190,6 +203,7 @@ class Rule(NamedTuple):
             if it is stale, and does not count where that is 0.
         init: ``init(form) -> state`` of a rule with ``each``, on the server; ``form`` is a row's.
         name: What its metrics and messages call it.
+        least: The fewest replies that it makes sense for; a round with fewer takes no step.
 
     Examples:
         >>> rule = Rule(weigh=np.sqrt)
@@ -202,11 +216,43 @@ class Rule(NamedTuple):
     each: Callable[[Params, jax.Array, Any], tuple[Params, Any, Reported]] | None = None
     init: Callable[[Params], Any] = no_state
     name: str = "rule"
+    least: int = 1
 
     @property
     def needs(self) -> Literal["sum", "each"]:
         """Whether a running sum is enough, or every reply is needed."""
         return "sum" if self.each is None else "each"
+
+
+@checked_class
+class Attack(NamedTuple):
+    """What hostile clients do, simulated; who they are is a function of the seed.
+
+    Args:
+        share: The share of all clients that is hostile, at least one.
+        poison: ``poison(x, y, features) -> x, y``: the batches that they train on.
+        forge: ``forge(update, key) -> update``: what they send instead of their own update.
+        collude: ``collude(mean, deviation) -> update``: what all of them send instead, given the
+            mean and the standard deviation of the honest updates of the round. It is computed on
+            the server, where all replies are: an attacker who sees everything.
+        metric: What the attack wants, as a ``fedmom.Metric`` that is measured in evaluations.
+        check: ``check(features)`` raises an error where the attack does not fit the data.
+        name: What its metrics and messages call it.
+
+    Examples:
+        >>> def nothing(update, key):
+        ...     return jax.tree.map(lambda u: 0 * u, update)
+        >>> Attack(share=0.1, forge=nothing, name="free_riding").share
+        0.1
+    """
+
+    share: Annotated[float, Between(0, 1)]
+    poison: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
+    forge: Callable[[Params, jax.Array], Params] | None = None
+    collude: Callable[[Params, Params], Params] | None = None
+    metric: Any = None
+    check: Callable[[Any], Any] | None = None
+    name: str = "attack"
 
 
 @checked_class

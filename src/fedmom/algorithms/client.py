@@ -59,6 +59,7 @@ class LocalProblem(NamedTuple):
         capacity: Room for the client's shuffled order.
         kept: Of a model with state, what the client has beside the parameters.
         frozen: The parameters that are not trained, if the model has some.
+        client: The client's number, traced.
 
     Examples:
         Local steps with weight decay, for a ``fedmom.Client``:
@@ -82,6 +83,7 @@ class LocalProblem(NamedTuple):
     capacity: int
     kept: Kept | None = None
     frozen: Params | None = None
+    client: jax.Array | int = 0
 
     def train(
         self, params: Params, key: jax.Array, correct: Change | None = None

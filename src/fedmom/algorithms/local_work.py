@@ -19,6 +19,7 @@ from fedmom.core.validation import MOST, MOST_FLOAT, Count
 
 Scheduled = float | Schedule
 Solver = Callable[[Any], optax.GradientTransformation]
+Limit = Callable[[int, int, int, int], int]  # (round, client, n_k, H) -> the steps it takes
 
 
 @checked_class
@@ -41,6 +42,8 @@ class LocalWork:
         accumulate: Parts in which a batch's gradient is computed, one after another: a batch takes
             as much memory as one part. The sum is that of the whole batch, up to rounding; dropout
             is drawn for each part.
+        limit: The steps that a client takes of its H, as a function of (round, client, n_k, H);
+            None: all. Simulated worlds set it.
 
     Examples:
         >>> work = LocalWork(lr=0.1, epochs=2, batch_size=10)
@@ -58,6 +61,7 @@ class LocalWork:
     solver: Solver | optax.GradientTransformation = optax.sgd
     prox: float = 0.0
     accumulate: int = field(default=1, metadata=LATER)
+    limit: Limit | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense before a round is run; name an optimizer of PyTorch."""
@@ -104,6 +108,17 @@ class LocalWork:
         assert self.epochs is not None
         per_epoch = 1 if self.batch_size is None else math.ceil(samples / self.batch_size)
         return _whole("local-epochs", schedules.at(self.epochs, round_) * per_epoch, round_)
+
+    def taken(self, round_: int, client: int, samples: int) -> int:
+        """Return the steps that a client takes in a round: H, or what ``limit`` says.
+
+        Args:
+            round_: Rounds done before it.
+            client: Its number.
+            samples: n_k.
+        """
+        steps = self.count(round_, samples)
+        return steps if self.limit is None else self.limit(round_, client, samples, steps)
 
 
 def _check_parts(accumulate: int, batch_size: int | None) -> None:

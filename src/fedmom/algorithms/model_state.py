@@ -112,7 +112,11 @@ def _stage(stage: Stage) -> Stage:
         update, state, metrics = inner.after(aggregate.update, state, round_)
         return aggregate._replace(update=update), state, metrics
 
+    def enforced_update(sent: StatefulUpdate) -> StatefulUpdate:
+        return sent._replace(update=inner.enforce(sent.update))
+
     return stage._replace(
+        enforce=stage.enforce and enforced_update,
         encode=stage.encode and encode_update,
         client_init=lambda sent: stage.client_init(sent.update),
         decode=stage.decode and decode_update,

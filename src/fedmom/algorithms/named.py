@@ -5,8 +5,8 @@ from typing import Any
 
 import optax
 
-from fedmom.algorithms import ALGORITHMS, RULES, SOLVERS, STAGES, schedules
-from fedmom.algorithms.base import Algorithm, Rule, Server, Stage
+from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SOLVERS, STAGES, schedules
+from fedmom.algorithms.base import Algorithm, Attack, Rule, Server, Stage
 from fedmom.algorithms.local_work import Solver
 from fedmom.algorithms.server import averaged
 from fedmom.core.errors import FedMomError
@@ -95,6 +95,13 @@ def aggregation(spec: str, weighting: Weighting) -> tuple[tuple[Stage, ...], Rul
                 f"aggregate {spec!r}: {part} is a rule, and a rule comes last, after the stages."
             )
     return tuple(STAGES.build(part) for part in before), RULES.build(last, weighting)
+
+
+@cached_by_name
+def attack(spec: str) -> Attack:
+    """Return the attack of a spec such as ``sign_flip:share=0.2``."""
+    found: Attack = ATTACKS.build(spec)
+    return found
 
 
 @cached_by_name

@@ -6,15 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Reported, Rule, over_replies
+from fedmom.algorithms.matrices import TINY, as_matrix
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params, Weighting
-
-TINY = float(np.finfo(np.float32).tiny)
 
 
 @checked
@@ -35,7 +33,7 @@ def mean(weighting: Weighting = "population") -> Rule:
         ('sum', 0.05)
     """
     scale = _over_population if weighting == "population" else over_replies
-    return Rule(_weights(weighting), scale, name="mean")
+    return Rule(weigh_by(weighting), scale, name="mean")
 
 
 @checked
@@ -111,8 +109,7 @@ def _by_coordinate(name: str, weighting: Weighting, of_sorted: Any, *options: fl
 
     def each(rows: Params, weights: jax.Array, state: Any) -> tuple[Params, Any, Reported]:
         # One sort for all leaves: each would take half a second to compile.
-        _, whole = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], rows))
-        flat = jax.vmap(lambda row: ravel_pytree(row)[0])(rows)
+        flat, whole = as_matrix(rows, weights)
         # Rows that do not count are sorted behind all others. Equal values are sorted by weight, or
         # the order of the replies would show.
         flat = jnp.where(weights[:, None] > 0, flat, jnp.inf)
@@ -122,10 +119,11 @@ def _by_coordinate(name: str, weighting: Weighting, of_sorted: Any, *options: fl
         below = jnp.cumsum(sorted_weights, axis=0) - sorted_weights
         return whole(of_sorted(values, sorted_weights, below, *options)), state, {}
 
-    return Rule(_weights(weighting), each=each, name=name)
+    return Rule(weigh_by(weighting), each=each, name=name)
 
 
-def _weights(weighting: Weighting) -> Any:
+def weigh_by(weighting: Weighting) -> Any:
+    """Return the function of sample counts that gives a weighting's weights."""
     return _alike if weighting == "uniform" else _by_samples
 
 

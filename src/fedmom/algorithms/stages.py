@@ -15,6 +15,8 @@ from fedmom.core.errors import FedMomError
 from fedmom.core.prng import bits as bits_of
 from fedmom.core.types import Params
 
+SLACK = 1e-3  # of a norm that has been rounded
+
 
 @checked
 @lru_cache
@@ -25,7 +27,8 @@ def clip(*, norm: float) -> Stage:
         norm: The largest norm that an update keeps, greater than 0.
 
     Returns:
-        A stage that runs on the client; it reports the share of updates that were scaled down.
+        A stage that runs on the client, which reports the share of updates that were scaled down,
+        and on the server, where it holds for clients that have not done so.
 
     Examples:
         >>> update, _, metrics = clip(norm=1.0).encode({"w": jnp.array([3.0, 4.0])}, (), (), None)
@@ -40,7 +43,13 @@ def clip(*, norm: float) -> Stage:
         clipped = jax.tree.map(lambda u: u * factor.astype(u.dtype), update)
         return clipped, state, {"share": jnp.asarray(length > norm, jnp.float32)}
 
-    return Stage("clip", encode)
+    def enforce(update: Params) -> Params:
+        length = optax.tree.norm(update)
+        # Of a client that has clipped, the norm is right up to rounding, and its bits are kept.
+        factor = jnp.where(length > norm * (1 + SLACK), norm / length, 1.0)
+        return jax.tree.map(lambda u: u * factor.astype(u.dtype), update)
+
+    return Stage("clip", encode, enforce=enforce)
 
 
 @checked

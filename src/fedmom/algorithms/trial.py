@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedmom.algorithms import schedules
 from fedmom.algorithms.base import (
     Algorithm,
+    Attack,
     Client,
     Round,
     Rule,
@@ -201,7 +202,65 @@ def _try_stages(stages: Sequence[Stage], update: Params) -> tuple[Params, list[A
             what = f"decode of the stage {stage.name}"
             decoded = returned(what, stage.decode, after, before)
             _alike(f"{what} returns an update", decoded, before)
+        if stage.enforce is not None:
+            what = f"enforce of the stage {stage.name}"
+            _alike(f"{what} returns an update", returned(what, stage.enforce, before), before)
+    for stage in stages:
+        if stage.mix is not None:
+            _try_mix(stage, decoded)
     return decoded, states
+
+
+def _try_mix(stage: Stage, form: Params) -> None:
+    assert stage.mix is not None
+    what = f"mix of the stage {stage.name}"
+    rows, number = _rows_of(form), jnp.zeros(())
+    here = Round(number, jax.random.key(0), number, number, number)
+    found = traced(stage.mix, rows, jnp.ones(len(SAMPLES)), jnp.arange(len(SAMPLES)), here)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise FedMomError(f"{what} returns {short(found)}. It must return rows and weights.")
+    mixed, weights = (of_numbers(f"{what} returns", part) for part in found)
+    if not (isinstance(weights, jax.ShapeDtypeStruct) and len(weights.shape) == 1):
+        raise FedMomError(f"{what} returns {short(weights)} for weights. It must be one per row.")
+    count = weights.shape[0]
+    expected = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), form)
+    _alike(f"{what} returns rows", mixed, expected)
+    after = stage.rows_after(len(SAMPLES))
+    if not isinstance(after, int | np.integer) or after < 1:
+        raise FedMomError(
+            f"rows_after of the stage {stage.name} returns {short(after)}. It must be a whole"
+            " number of at least 1."
+        )
+
+
+def _rows_of(form: Params) -> Params:
+    """Return rows of zeros, one for each of two clients."""
+    return jax.tree.map(lambda leaf: jnp.zeros((len(SAMPLES), *leaf.shape), leaf.dtype), form)
+
+
+def try_attack(attack: Attack, update: Params, batch: tuple[Any, Any], features: Any) -> None:
+    """Refuse an attack with a function that does not return what it must.
+
+    Args:
+        attack: The attack.
+        update: The form of an update.
+        batch: The form of a batch: inputs and labels.
+        features: Those of the data.
+    """
+    what = f"of the attack {attack.name}"
+    if attack.poison is not None:
+        found = traced(lambda x, y: attack.poison(x, y, features), *batch)  # type: ignore[misc]
+        if not (isinstance(found, tuple | list) and len(found) == 2):
+            raise FedMomError(f"poison {what} returns {short(found)}. It must return x and y.")
+        for name, part, form in zip(("inputs", "labels"), found, batch, strict=True):
+            numbers = of_numbers(f"poison {what} returns {name}", part)
+            _alike(f"poison {what} returns {name}", numbers, form)
+    if attack.forge is not None:
+        found = returned(f"forge {what}", attack.forge, update, jax.random.key(0))
+        _alike(f"forge {what} returns an update", found, update)
+    if attack.collude is not None:
+        found = returned(f"collude {what}", attack.collude, update, update)
+        _alike(f"collude {what} returns an update", found, update)
 
 
 def _try_after(stages: Sequence[Stage], states: Sequence[Any], aggregate: Params) -> Params:
@@ -236,7 +295,7 @@ def _try_rule(rule: Rule, form: Params) -> Params:
     if rule.each is None:
         return form
     state = returned(f"init of the rule {rule.name}", rule.init, form)
-    rows = jax.tree.map(lambda leaf: jnp.zeros((len(SAMPLES), *leaf.shape), leaf.dtype), form)
+    rows = _rows_of(form)
     what = f"each of the rule {rule.name}"
     aggregate, new = _three(what, rule.each, rows, jnp.zeros(len(SAMPLES)), state)
     _alike(f"{what} returns a state", new, state)

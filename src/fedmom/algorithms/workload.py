@@ -8,10 +8,12 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from fedmom.algorithms.base import (
     Algorithm,
+    Attack,
     Client,
     Reported,
     Rule,
@@ -22,14 +24,16 @@ from fedmom.algorithms.base import (
 )
 from fedmom.algorithms.client import LOCAL_TRAINING
 from fedmom.algorithms.forms import Form
+from fedmom.algorithms.hostile import Collusion, attacked, collusion
 from fedmom.algorithms.local_work import LocalWork
 from fedmom.algorithms.model_state import with_model_state
 from fedmom.algorithms.rules import mean
-from fedmom.algorithms.trial import try_method, try_train
+from fedmom.algorithms.trial import try_attack, try_method, try_train
 from fedmom.core.arguments import short
 from fedmom.core.errors import FedMomError
 from fedmom.core.prng import init_key
 from fedmom.core.types import Params
+from fedmom.data.batches import reader
 from fedmom.data.federated import FederatedData
 from fedmom.models import base
 from fedmom.models.adapters import example
@@ -55,6 +59,7 @@ class Method(NamedTuple):
     server: Server  # the model's state included
     stages: tuple[Stage, ...]
     rule: Rule
+    collusion: Collusion | None = None  # of a simulated attack
 
     def broadcast(self, params: Params, server: Any, stages: tuple[Any, ...]) -> Any:
         """Return what clients receive, given the states of the server and of its stages."""
@@ -108,7 +113,26 @@ class Method(NamedTuple):
     def adds_up(self) -> bool:
         """Whether replies may be added up on their way to the server."""
         decodes = any(stage.decode for stage in self.stages)
-        return self.rule.needs == "sum" and not decodes and not self.client.ranges
+        return not (self.needs_rows or decodes or self.client.ranges)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether all replies of a round are needed at once."""
+        mixes = any(stage.mix for stage in self.stages)
+        return self.rule.needs == "each" or mixes or self.collusion is not None
+
+    def makes_sense_with(self, replies: int) -> bool:
+        """Return whether rule and stages do what they promise with so many replies."""
+        for stage in self.stages:
+            if replies < stage.least:
+                return False
+            replies = stage.rows_after(replies)
+        return replies >= self.rule.least
+
+    @property
+    def least(self) -> int:
+        """The fewest replies with which rule and stages do what they promise."""
+        return next(n for n in itertools.count(1) if self.makes_sense_with(n))
 
     @property
     def is_plain(self) -> bool:
@@ -127,6 +151,7 @@ class Workload:
         model: The model.
         algorithm: The method, with its local work.
         seed: The seed of the run, from 0 to 4,294,967,295.
+        attack: What a share of the clients does to harm the model, if it is simulated.
 
     Examples:
         >>> import fedmom
@@ -142,11 +167,14 @@ class Workload:
     model: Model
     algorithm: Algorithm
     seed: int = 0
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         _check_kind("data", self.data, FederatedData, "fedmom.load_data or fedmom.from_arrays")
         _check_kind("model", self.model, Model, "fedmom.model(net, data)")
+        if self.attack is not None:
+            self._take_attack(self.attack)
         check_names(self.model.metrics)
         _check_kind("algorithm", self.algorithm, Algorithm, "fedmom.Algorithm(server, work)")
         if self.algorithm.work is None:
@@ -160,6 +188,19 @@ class Workload:
                 f"seed is {short(self.seed)}. It must be a whole number, 0 to {HIGHEST_SEED:,}."
             )
 
+    def _take_attack(self, attack: Attack) -> None:
+        """Refuse an attack that does not fit, and measure what it wants."""
+        _check_kind("attack", attack, Attack, "fedmom.sign_flip(share=0.1)")
+        if not isinstance(attack.metric, Metric | None):
+            raise FedMomError(
+                f"Attack: metric is {short(attack.metric)}. It must be a fedmom.Metric, or None."
+            )
+        if attack.check is not None:
+            attack.check(self.data.features)
+        if attack.metric is not None and attack.metric not in self.model.metrics:
+            metrics = (*self.model.metrics, attack.metric)
+            object.__setattr__(self, "model", self.model._replace(metrics=metrics))
+
     def try_parts(self) -> None:
         """Refuse a model or an algorithm with a function that does not return what it must.
 
@@ -172,7 +213,15 @@ class Workload:
             base.check(model, self.data.features, example(self.data))
             try_train(model, example(self.data))
         params = base.first_form(self.model)
-        try_method(self.algorithm, params.trained if isinstance(params, Variables) else params)
+        trained = params.trained if isinstance(params, Variables) else params
+        try_method(self.algorithm, trained)
+        if self.attack is not None:
+            x = example(self.data)
+            read, rows = reader(self.data.features), np.zeros(len(x), np.int32)
+            batch = jax.eval_shape(read, dict(self.data.arrays), rows)
+            client = self.algorithm.client
+            update = jax.eval_shape(client.form, trained) if client else trained
+            try_attack(self.attack, update, batch, self.data.features)
         self.__dict__["tried"] = True
 
     @property
@@ -184,9 +233,15 @@ class Workload:
     @cached_property
     def method(self) -> Method:
         """The algorithm, put together for the model."""
-        whole = with_model_state(self.algorithm, self.model)
+        algorithm, attack, collude = self.algorithm, self.attack, None
+        if attack is not None:
+            here = attack, self.seed, self.data.clients
+            collude = collusion(*here)
+            client = attacked(algorithm.client or LOCAL_TRAINING, *here, self.data.features)
+            algorithm = algorithm._replace(client=client)
+        whole = with_model_state(algorithm, self.model)
         client = with_stages(whole.client or LOCAL_TRAINING, whole.stages)
-        return Method(client, as_server(whole.server), whole.stages, whole.rule or mean())
+        return Method(client, as_server(whole.server), whole.stages, whole.rule or mean(), collude)
 
     def params(self) -> Params:
         """Return the model's first parameters."""
@@ -217,6 +272,8 @@ class Workload:
 
 
 def _is_built_in(part: Any) -> bool:
+    if isinstance(part, Metric) and part.inputs is not None:
+        return False
     function = part.per_sample if isinstance(part, Metric) else part
     inside = ("base", "built_in", "char_gpt", "losses", "metrics")  # of fedmom.models
     return str(function.__module__) in [f"fedmom.models.{name}" for name in inside]

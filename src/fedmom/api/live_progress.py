@@ -1,7 +1,7 @@
 """Runs with what they show while under way: live bars on a terminal, plain lines elsewhere."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ def finish(
     """
     keep_programs()
     config = run.experiment.config
+    _say_what_is_slow([run], say)
     with RunProgress(console, {run.path: run.experiment}, {run.path: config.algorithm}) as shown:
         observers: Observers = [shown, RisingLoss(config, say), *callbacks]
         result = execute(RunFolder.open(run.path), run.experiment, observers, say=say, **how)
@@ -64,6 +65,7 @@ def finish_all(
     """
     keep_programs()
     by_path = {run.path: run.experiment for run in runs.values()}
+    _say_what_is_slow(runs.values(), say)
     with RunProgress(console, by_path) as shown:
         found = side_by_side(by_path, [shown, *callbacks], shown.ended, say=say, **how)
     results = {path.name: each for path, each in found.items() if isinstance(each, Result)}
@@ -74,6 +76,14 @@ def finish_all(
     warn_if_rejected(results, say)
     warn_if_risen(results, say)
     return results, errors
+
+
+def _say_what_is_slow(runs: "Iterable[Run]", say: Say) -> None:
+    """Say before new runs, once for each net, what of it will be slow."""
+    new = (run.experiment for run in runs if RunFolder.open(run.path).is_new())
+    by_model = {id(experiment.model): experiment for experiment in new}
+    for text in dict.fromkeys(text for each in by_model.values() for text in each.slow_parts):
+        say(text)
 
 
 class ProgressLine(ProgressColumn):

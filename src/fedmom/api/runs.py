@@ -155,6 +155,8 @@ class Run(_Results):
     def rounds(self) -> "pd.DataFrame":
         """One row per round: cohort, loss, norm of the aggregate, seconds, bytes, metrics."""
         rows = [dict(row) for row in self.result.rounds]
+        for row in rows:
+            row.pop("world", None)
         return _pandas().DataFrame([row | row.pop("metrics", {}) for row in rows])
 
     def clients(self) -> "pd.DataFrame":

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "run:run",
     "compare": "run:compare",
     "sweep": "run:sweep",
+    "robust": "robust:robust",
     "resume": "run:resume",
     "list": "main:list_",
     "report": "report:report",
@@ -91,17 +92,18 @@ def cli() -> None:
 @click.command(name="list")
 def list_() -> None:
     """List all built-in algorithms, models, datasets and other components, with options."""
-    from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+    from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
     from fedmom.cli.output import OUT, listing
     from fedmom.data import DATASETS
     from fedmom.models import ADAPTATIONS, MODELS
     from fedmom.runtimes import RUNTIMES
     from fedmom.training import PACES, SAMPLERS
+    from fedmom.world import WORLDS
 
     view = listing("", "name:options", "what it is")
     registries = (
         *(ALGORITHMS, MODELS, ADAPTATIONS, DATASETS, SOLVERS, SCHEDULES),
-        *(RULES, STAGES, SAMPLERS, PACES, RUNTIMES),
+        *(RULES, STAGES, ATTACKS, SAMPLERS, PACES, WORLDS, RUNTIMES),
     )
     for registry in registries:
         for spec, about in registry.described():

@@ -37,7 +37,7 @@ def run(file: Path | None, out: Path | None, overwrite: bool, **options: Any) ->
     """
     from fedmom.api.calls import new_run
 
-    with new_run(gather(file, options), out, overwrite) as new, _resumable(new.path):
+    with new_run(gather(file, options), out, overwrite) as new, resumable(new.path):
         _finish_run(new)
     OUT.print(f"Run folder: {new.path}")
 
@@ -80,7 +80,7 @@ def compare(
 
     names = run_lists.by_name(split_names(algorithms))
     runs = run_lists.of_comparison(DEFAULTS | gather(file, options), names, seeds)
-    with new_runs(runs, results.COMPARE_LIST, out, overwrite) as new, _resumable(new.path):
+    with new_runs(runs, results.COMPARE_LIST, out, overwrite) as new, resumable(new.path):
         _finish_comparison(new)
 
 
@@ -115,7 +115,7 @@ def sweep(
             "There is nothing to vary. Give --grid 'lr=0.01 0.1', or [grid] in a file."
         )
     runs = run_lists.of_sweep(values, lists)
-    with new_runs(runs, results.SWEEP_LIST, out, overwrite) as new, _resumable(new.path):
+    with new_runs(runs, results.SWEEP_LIST, out, overwrite) as new, resumable(new.path):
         _finish_sweep(new)
 
 
@@ -138,7 +138,7 @@ def resume(folder: Path, accept_changes: bool, runtime: str | None) -> None:
 
     found = opened(folder, {})
     how = {"accept_changes": accept_changes, "runtime": runtime}
-    with _resumable(folder):
+    with resumable(folder):
         if isinstance(found, Run):
             _finish_run(found, **how)
         elif (folder / results.SWEEP_LIST).exists():
@@ -218,7 +218,7 @@ def _say_notes(runs: "Iterable[Run]") -> None:
 
 
 @contextlib.contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def resumable(folder: Path) -> Iterator[None]:
     """Say, after Ctrl-C, how to resume what is in a folder."""
     text = f"Stopped; nothing is lost. Resume with: fedmom resume {folder}"
     with told_at_interrupt(text), under_way(str(folder)):

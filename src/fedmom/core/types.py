@@ -18,3 +18,6 @@ TAKEN = (
 )
 PERCENTILE = re.compile(r"_p\d+(_identical)?$")  # the end of the name of a percentile of one
 WEIGHTINGS: tuple[Weighting, ...] = ("population", "cohort", "uniform")
+
+# Before the reason why a client of a simulated world does not reply, which is no fault of the run.
+SIMULATED = "simulated: "

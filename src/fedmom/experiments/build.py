@@ -25,6 +25,7 @@ from fedmom.experiments import decided, defaults, object_names
 from fedmom.experiments.settings import AUTO, RunConfig, kebab
 from fedmom.models import adapters, base, precision
 from fedmom.models.base import Model
+from fedmom.models.rewriting.notices import notices
 from fedmom.runtimes import RUNTIMES
 from fedmom.runtimes.base import Runtime
 from fedmom.training import PACES, SAMPLERS, diagnostics, loop
@@ -32,6 +33,7 @@ from fedmom.training.diagnostics import Diagnostics
 from fedmom.training.loop import Record, State
 from fedmom.training.pace import Pace
 from fedmom.training.samplers import Sampler
+from fedmom.world.runtime import WorldRuntime, in_world
 
 LOOKS = 12  # rounds between the first and the last in which a schedule is looked at
 
@@ -60,6 +62,14 @@ class Experiment:
         """The local work."""
         return self.workload.work
 
+    @property
+    def slow_parts(self) -> list[str]:
+        """What of a net of the user's own will be slow on this machine, and what to do."""
+        if RUNTIMES.check(self.config.runtime) == "torch":
+            return []
+        x = adapters.example(self.data)
+        return notices(self.model, np.repeat(x, self.work.batch_size or base.ROWS, axis=0))
+
     def start(self) -> State:
         """Return the state before the first round."""
         return loop.start(self.workload)
@@ -77,7 +87,12 @@ class Experiment:
         workload = self.workload
         if work is not None:
             workload = replace(workload, algorithm=workload.algorithm._replace(work=work))
-        return RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
+        world = self.config.world
+        if world is None:
+            return RUNTIMES.build(spec or self.config.runtime, workload, **defaults)
+        _check_simulated(spec or self.config.runtime)
+        inside = RUNTIMES.build(spec or self.config.runtime, in_world(workload, world), **defaults)
+        return WorldRuntime(inside, self.pace, world)
 
     def diagnostics(self) -> Diagnostics | None:
         """Return the diagnostics of the run, if the settings ask for them."""
@@ -97,10 +112,11 @@ class Experiment:
         """
         steps = loop.train(
             runtime,
-            pace=self.pace,
+            pace=runtime.pace if isinstance(runtime, WorldRuntime) else self.pace,
             rounds=self.config.rounds if rounds is None else rounds,
             state=state,
             bad_replies=self.config.bad_replies,
+            norm_limit=self.config.norm_limit,
             **how,
         )
         del state  # or the first model would be kept until the last round
@@ -131,7 +147,8 @@ def prepare(config: RunConfig, data: FederatedData | None = None) -> Experiment:
     config = defaults.complete(config, data)
     integers = adapters.has_integers(data)
     model, algorithm = parts(config, data.features, integers=integers)
-    workload = Workload(data, model, algorithm, config.seed)
+    attack = None if config.attack is None else algorithms.attack(config.attack)
+    workload = Workload(data, model, algorithm, config.seed, attack)
     workload.try_parts()
     _check_numbers(config, workload.work, data)
     sampler = _sampler(config.sampler)
@@ -249,13 +266,40 @@ def _check_together(config: RunConfig, workload: Workload, pace: Pace) -> None:
             " weights would count samples twice. Add --weighting uniform."
         )
     options(RUNTIMES.find(config.runtime), config.runtime)  # before the run has a folder
+    _check_world(config)
     method = workload.method
+    if workload.attack is not None and config.runtime.partition(":")[0] == "flower":
+        raise FedMomError(
+            f"attack {config.attack} is simulated, and runtime flower trains on real devices. Leave"
+            " attack out."
+        )
+    loop.check_replies(method, pace.rows)
     comparable = method.is_plain and not method.stages and not pace.keeps_late
-    if config.diagnostics and not (comparable and method.rule.needs == "sum"):
+    if config.diagnostics and (method.needs_rows or not comparable):
         raise FedMomError(
             "diagnostics compare the mean of plain updates with the gradient, in rounds that wait"
             f" for all clients; algorithm {config.algorithm} with aggregate {config.aggregate} and"
             f" pace {config.pace} is not such a case. Leave --diagnostics out."
+        )
+
+
+def _check_world(config: RunConfig) -> None:
+    if config.world is None:
+        return
+    _check_simulated(config.runtime)
+    if config.diagnostics:
+        raise FedMomError(
+            "diagnostics compare with rounds in which all clients reply, which a simulated world"
+            f" {config.world} does not promise. Leave --diagnostics out."
+        )
+
+
+def _check_simulated(runtime: str) -> None:
+    """Refuse a simulated world around devices."""
+    if runtime.partition(":")[0] == "flower":
+        raise FedMomError(
+            "A simulated world is for simulated clients; devices are as fast and as reliable as"
+            " they are. Leave --world out."
         )
 
 

@@ -23,7 +23,7 @@ from fedmom.experiments.checkpoints import Checkpoint, Tensors
 from fedmom.experiments.folder import RunFolder
 from fedmom.experiments.logs import EVALS, ROUNDS
 from fedmom.experiments.observers import Event, Observers, TensorBoard
-from fedmom.experiments.results import Result
+from fedmom.experiments.results import Result, faults_of
 from fedmom.runtimes.base import Runtime, Snapshot
 from fedmom.training.evaluation import evaluate
 from fedmom.training.loop import Record, State, broadcast_of, model_of
@@ -128,13 +128,9 @@ class _Execution:
         fruitless = _fruitless(self._rounds)
         how: dict[str, Any] = {"commit": False, "watch": self._diagnostics}
         for state, record in self._experiment.train(self._done, self._runtime, **how):
-            fruitless = fruitless + 1 if record.rejected and not record.replies else 0
+            fruitless = fruitless + 1 if _is_fruitless(record.row()) else 0
             if fruitless >= min(FRUITLESS, self._config.rounds):
-                client, reason = record.rejected[-1]
-                raise BadReplyError(
-                    f"Every reply was rejected in {fruitless} rounds in a row (client {client}:"
-                    f" {reason}). Fix the clients, or the settings, and resume the run."
-                )
+                raise BadReplyError(_why_fruitless(record, fruitless))
             self._log(state, record)
             due = state.round % self._config.eval_every == 0
             is_last = state.round == self._config.rounds
@@ -247,9 +243,29 @@ class _Execution:
             self._saved = state.round
 
 
+def _is_fruitless(row: Mapping[str, Any]) -> bool:
+    """Return whether a round had no step because replies were rejected, or too few.
+
+    Not one that had no reply only because the world is as it is.
+    """
+    too_few = "server/too_few_replies" in row.get("metrics", {})
+    return too_few or (bool(faults_of(row)) and not row.get("replies"))
+
+
 def _fruitless(rounds: Sequence[Mapping[str, Any]]) -> int:
     """Return in how many rounds, up to the last one, every reply was rejected."""
-    found = itertools.takewhile(
-        lambda row: row.get("rejected") and not row.get("replies"), reversed(rounds)
+    return len(list(itertools.takewhile(_is_fruitless, reversed(rounds))))
+
+
+def _why_fruitless(record: Record, rounds: int) -> str:
+    if record.replies:
+        return (
+            f"In {rounds} rounds in a row fewer replies came than the rule of aggregate needs (the"
+            f" last time {record.replies}), so the model was not changed. Use more clients per"
+            " round, or a rule for fewer attackers, and resume the run."
+        )
+    client, reason = faults_of(record.row())[-1]
+    return (
+        f"Every reply was rejected in {rounds} rounds in a row (client {client}: {reason}). Fix"
+        " the clients, or the settings, and resume the run."
     )
-    return len(list(found))

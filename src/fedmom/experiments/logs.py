@@ -169,7 +169,7 @@ def _fits(name: str, value: Any) -> bool:
     """Return whether a value is of the kind that a run writes under this name."""
     if name == "round":
         return type(value) is int and 0 <= value < LARGEST
-    if name in ("diagnostics", "metrics"):
+    if name in ("diagnostics", "metrics", "world"):
         return isinstance(value, dict) and all(_is_number(v) for v in value.values())
     if name in (LOWER_IS_BETTER, UNRANKED):
         return isinstance(value, list) and all(isinstance(metric, str) for metric in value)

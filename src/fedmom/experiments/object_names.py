@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmom.algorithms import ALGORITHMS, RULES, SCHEDULES, SOLVERS, STAGES
+from fedmom.algorithms import ALGORITHMS, ATTACKS, RULES, SCHEDULES, SOLVERS, STAGES
 from fedmom.algorithms.torch_solvers import spec_of
 from fedmom.core.arguments import short, takes
 from fedmom.core.errors import FedMomError
@@ -41,6 +41,7 @@ from fedmom.experiments.settings import RunConfig, kebab
 from fedmom.models import ADAPTATIONS, MODELS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 
 PLAIN = (str, int, float, np.number)
 
@@ -217,6 +218,14 @@ def _schedule(name: str, value: Any) -> str:
     return _row(SCHEDULES, label(value), value, lambda: value)
 
 
+def _attack(value: Any) -> str:
+    from fedmom.algorithms.base import Attack
+
+    if isinstance(value, Attack):
+        return _row(ATTACKS, value.name, value, lambda: value)
+    return _function(ATTACKS, value)
+
+
 def _aggregate(value: Any) -> str:
     """Name stages and a rule, one of them or a list."""
     from fedmom.algorithms.base import Rule, Stage
@@ -232,6 +241,21 @@ def _aggregate(value: Any) -> str:
     raise FedMomError(f"aggregate is {short(value)}. Give stages and a rule.")
 
 
+def _world(value: Any) -> str:
+    """Name the parts of a world, one of them or a list."""
+    from fedmom.world.base import World
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, World):
+        return _row(WORLDS, value.name, value, lambda: value)
+    if isinstance(value, Sequence) and len(value):
+        return "+".join(map(_world, value))
+    if callable(value):
+        return _function(WORLDS, value)
+    raise FedMomError(f"world is {short(value)}. Give the parts of a world.")
+
+
 # How an object becomes the name of a setting, and the tables that the name may be in.
 _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "data": (_data, (DATASETS,)),
@@ -239,6 +263,8 @@ _NAMING: dict[str, tuple[Callable[[Any], str], tuple[Registry, ...]]] = {
     "algorithm": (_algorithm, (ALGORITHMS,)),
     "adapt": (functools.partial(_function, ADAPTATIONS), (ADAPTATIONS,)),
     "aggregate": (_aggregate, (RULES, STAGES)),
+    "attack": (_attack, (ATTACKS,)),
+    "world": (_world, (WORLDS,)),
     **{
         table.what: (functools.partial(_function, table), (table,))
         for table in (SAMPLERS, PACES, RUNTIMES)

@@ -95,6 +95,8 @@ class TensorBoard:
                 name: getattr(record, name)
                 for name in ("train_loss", "update_norm", "seconds", "bytes_up", "bytes_down")
             }
+            if record.simulated_seconds is not None:
+                numbers["simulated_seconds"] = record.simulated_seconds
             self._add("round", {**numbers, **record.metrics}, event.round)
         for split, row in event.evals.items():
             left_out = ("round", "split", LOWER_IS_BETTER, UNRANKED)

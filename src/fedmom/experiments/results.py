@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from fedmom.core.arguments import checked
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import inner_folder, parse_json, read_file, slug
-from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, UNRANKED
+from fedmom.core.types import LOWER_IS_BETTER, PERCENTILE, SIMULATED, UNRANKED
 from fedmom.experiments import run_labels
 from fedmom.experiments.checkpoints import check_lines
 from fedmom.experiments.folder import RunFolder
@@ -155,6 +156,18 @@ class Result:
         reached = (r for r, v in self.curve("test", self.metric) if sign * v >= sign * goal)
         return next(reached, None)
 
+    def simulated(self) -> dict[int, float]:
+        """Return the simulated time after each round, in seconds; nothing without a world."""
+        rows = [r for r in self.rounds if "simulated_seconds" in r]
+        ends = itertools.accumulate(row["simulated_seconds"] for row in rows)
+        found = {row["round"]: end for row, end in zip(rows, ends, strict=True)}
+        return {0: 0.0, **found} if found else {}
+
+    def seconds_to(self, goal: float) -> float | None:
+        """Return the simulated time to a test metric, in seconds; None: never, or no world."""
+        reached = self.rounds_to(goal)
+        return None if reached is None else self.simulated().get(reached)
+
     def best(self) -> float:
         """Return the best value of the test metric so far."""
         sign = self.better(self.metric)
@@ -179,11 +192,11 @@ class Result:
 
     def rejected(self) -> str:
         """Return how many replies were rejected, and why, as sentences; nothing if none was."""
-        reasons = Counter(why for row in self.rounds for _, why in row.get("rejected", ()))
+        reasons = Counter(why for row in self.rounds for _, why in faults_of(row))
         if not reasons:
             return ""
         count = reasons.total() + sum(row.get("replies", 0) for row in self.rounds)
-        fruitless = sum(bool(row.get("rejected")) and not row.get("replies") for row in self.rounds)
+        fruitless = sum(bool(faults_of(row)) and not row.get("replies") for row in self.rounds)
         named = [f"{why} ({n:,})" for why, n in reasons.most_common(REASONS_NAMED)]
         more = len(reasons) - len(named)
         text = (
@@ -245,6 +258,15 @@ class Group:
         """Return the rounds to a test metric, a mean over seeds; None if one never gets there."""
         reached = [r for run in self.runs if (r := run.rounds_to(goal)) is not None]
         return statistics.fmean(reached) if len(reached) == len(self.runs) else None
+
+    def seconds_to(self, goal: float) -> list[float | None]:
+        """Return the simulated time of each run to a test metric."""
+        return [run.seconds_to(goal) for run in self.runs]
+
+
+def faults_of(row: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return the rejected replies of a round, but for those that a simulated world has lost."""
+    return [(k, why) for k, why in row.get("rejected", ()) if not why.startswith(SIMULATED)]
 
 
 def read(path: Path) -> Result:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedmom.algorithms import ALGORITHMS, SOLVERS
+from fedmom.algorithms import ALGORITHMS, ATTACKS, SOLVERS
 from fedmom.core.errors import FedMomError
 from fedmom.core.files import LARGEST_TOML, read_file, read_named
 from fedmom.core.registry import Registry, is_object, joined
@@ -21,6 +21,7 @@ from fedmom.core.validation import LEAST_FLOAT, MOST, MOST_FLOAT
 from fedmom.models import ADAPTATIONS
 from fedmom.runtimes import RUNTIMES
 from fedmom.training import PACES, SAMPLERS
+from fedmom.world import WORLDS
 
 # A name with 99 dots: no setting has one.
 DEEP = re.compile(rb"""(?:(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')[ \t]*\.[ \t]*){99}""")
@@ -76,6 +77,15 @@ def _count_or_all(value: Any) -> Any:
     if not 1 <= count <= MOST:
         raise FedMomError(f"must be a whole number from 1 to {MOST}, or all")
     return count
+
+
+def _none_or_known(table: Registry) -> BeforeValidator:
+    known = _known(table)
+
+    def check(value: Any) -> Any:
+        return None if value in (None, "none") else known.func(value)  # type: ignore[call-arg]
+
+    return BeforeValidator(check)
 
 
 def _known(table: Registry) -> BeforeValidator:
@@ -191,6 +201,11 @@ class RunConfig(BaseModel):
         description="How updates are combined: stages and a rule, joined by +, such as"
         " clip:norm=1+mean or trimmed_mean:share=0.1.",
     )
+    attack: Annotated[str | None, _none_or_known(ATTACKS)] = Field(
+        None,
+        description="What a share of the clients does to harm the model, simulated, such as"
+        " sign_flip:share=0.2,scale=10; none [default: none].",
+    )
     sampler: Annotated[str, _known(SAMPLERS)] = Field(
         "uniform", description="How cohorts are drawn: uniform, poisson or weighted."
     )
@@ -199,6 +214,11 @@ class RunConfig(BaseModel):
         description="Synchronous or asynchronous rounds: synchronous, over_selected:extra=0.3 or"
         " buffered:in_flight=40.",
     )
+    world: Annotated[str | None, _known_joined(WORLDS)] = Field(
+        None,
+        description="A simulated world, in parts joined by +: who is there, how fast and how"
+        " reliable, such as diurnal:zones=4+speed+dropout:rate=0.1 [default: none].",
+    )
     runtime: Annotated[str, _known(RUNTIMES)] = Field(
         "local",
         description="Where clients run, with options, such as local:workers=2, or"
@@ -206,6 +226,13 @@ class RunConfig(BaseModel):
     )
     bad_replies: Literal["stop", "skip"] = Field(
         "stop", description="A reply that cannot be used stops the run, or is left out."
+    )
+    norm_limit: float | None = Field(
+        None,
+        ge=0,
+        le=1e30,
+        description="How many times the median of the replies' norms an update may be large before"
+        " it counts as bad; 0: any [default: 1000, where replies are looked at one by one anyway].",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the cohorts, batches and model.")
     eval_every: int = Field(10, ge=1, le=MOST, description="Rounds between evaluations.")
@@ -244,6 +271,8 @@ class RunConfig(BaseModel):
                 f"local-steps {self.local_steps} and local-epochs {self.local_epochs} are both"
                 " given; local work is measured in one of them. Leave one out"
             )
+        if self.norm_limit is not None and 0 < self.norm_limit < 1:
+            raise FedMomError(f"norm-limit {self.norm_limit} must be at least 1, or 0 for no limit")
         if self.diagnostics_every is not None and not self.diagnostics:
             raise FedMomError(
                 f"diagnostics-every {self.diagnostics_every} is given, but no diagnostics are"

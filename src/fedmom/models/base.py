@@ -223,6 +223,13 @@ size 3. Its last layer must return a number for every class.
         _check_classes(outputs, features)
     jax.eval_shape(model.losses, outputs, _labels(features))
     for metric in model.metrics:
+        if metric.inputs is not None:
+            other = traced(metric.inputs, batch)
+            if not is_numeric(other) or getattr(other, "shape", None) != batch.shape:
+                raise FedMomError(
+                    f"inputs of the metric {metric.name} returns {short(other)}. It must return"
+                    " inputs of the shape that it is given."
+                )
         _check_metric(metric, outputs, _labels(features))
 
 

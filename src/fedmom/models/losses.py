@@ -109,6 +109,13 @@ def shaped(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     return outputs.reshape(labels.shape)
 
 
+# Losses that are never below 0: a client that reports one below is wrong, or lies.
+NEVER_NEGATIVE = (
+    *(cross_entropy, squared_error, absolute_error, binary_cross_entropy),
+    sequence_cross_entropy,
+)
+
+
 def _mean_of_rest(values: jax.Array) -> jax.Array:
     return values.reshape(len(values), -1).mean(-1)
 

@@ -39,6 +39,7 @@ class Metric(NamedTuple):
             is shown, and no run is called better or worse by it.
         hits: Whether each sample counts 0 or 1, as in accuracy; then percentiles over clients have
             next to them those expected if all clients were equally accurate.
+        inputs: ``inputs(x) -> x``: other inputs than the samples' own, on which it is measured.
 
     Examples:
         >>> def mean_absolute(outputs, labels):
@@ -53,6 +54,7 @@ class Metric(NamedTuple):
     value: Callable[[Numbers], Any] | None = None
     higher_is_better: bool | None = None
     hits: bool = False
+    inputs: Callable[[jax.Array], jax.Array] | None = None
 
 
 def check_names(metrics: Sequence[Metric]) -> None:
@@ -83,6 +85,17 @@ letters, digits and underscores, at most 60 of them.
 def accuracy() -> Metric:
     """The share of samples whose largest output is the right class."""
     return Metric("accuracy", lambda out, y: jnp.argmax(out, axis=-1) == y, None, True, hits=True)
+
+
+@lru_cache
+def attack_success(target: int, trigger: Callable[[jax.Array], jax.Array]) -> Metric:
+    """The share of samples of other classes that a trigger makes the model take for a target."""
+
+    def fooled(out: jax.Array, y: jax.Array) -> jax.Array:
+        other = y != target
+        return _row((jnp.argmax(out, axis=-1) == target) & other, other)
+
+    return Metric("attack_success", fooled, ratio, higher_is_better=False, inputs=trigger)
 
 
 @checked

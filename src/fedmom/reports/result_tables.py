@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedmom.reports.charts import Grid
 from fedmom.runtimes.devices.journal import DEVICES, events
 
 PERCENTILES = ("p10", "p50", "p90")
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
 NONE = "–"  # stands where there is no number
 OTHERS_NAMED = 5
 DEVICE_COLUMNS = (
@@ -40,12 +41,12 @@ def verdict(groups: Sequence[Group], goal: float | None) -> str:
     if goal is None:
         return ""
     rounds = ((group.rounds_to(goal), group.label) for group in groups)
-    reached = [(r, label) for r, label in rounds if r is not None]
-    if not reached:
+    there = [(r, label) for r, label in rounds if r is not None]
+    if not there:
         return ""
-    fewest = min(r for r, _ in reached)
-    fastest = [label for r, label in reached if r == fewest]
-    rest = sorted((pair for pair in reached if pair[0] > fewest), key=lambda pair: pair[0])
+    fewest = min(r for r, _ in there)
+    fastest = [label for r, label in there if r == fewest]
+    rest = sorted((pair for pair in there if pair[0] > fewest), key=lambda pair: pair[0])
     by = ranked_by(groups)
     said = f"Test {by.metric} {by.text(goal)}: "
     if len(fastest) == len(groups) > 1:
@@ -72,9 +73,13 @@ def grid(groups: Sequence[Group], goal: float | None) -> Grid:
         *(f"test {metric}" for metric in shown),
         *(() if by.metric == "loss" else PERCENTILES),
         *(() if goal is None else (f"rounds to {by.text(goal)}",)),
-        *("MB sent", "time (s)"),
+        *_time_columns(groups, None if goal is None else by.text(goal)),
     ]
-    rows = [_row(group, by, shown, goal, with_round=not one_end) for group in groups]
+    times = _time_cells(groups, goal)
+    rows = [
+        _row(group, by, shown, goal, more, with_round=not one_end)
+        for group, more in zip(groups, times, strict=True)
+    ]
     title = "Last evaluation" + (f", round {ends.pop():.0f}" if one_end else "")
     return Grid("results", title, columns, rows, _note(groups))
 
@@ -177,7 +182,13 @@ def _range(numbers: Sequence[float]) -> str:
 
 
 def _row(
-    group: Group, by: RankedBy, metrics: Sequence[str], goal: float | None, *, with_round: bool
+    group: Group,
+    by: RankedBy,
+    metrics: Sequence[str],
+    goal: float | None,
+    times: Sequence[str],
+    *,
+    with_round: bool,
 ) -> list[str]:
     runs = group.steady
     ends = _lasts(runs, "test", "round")
@@ -187,10 +198,40 @@ def _row(
         mean_text(_lasts(runs, "train", "loss")),
         *(mean_text(_lasts(runs, "test", m), RankedBy(m, runs[0].better(m)).form) for m in metrics),
         *(_percentile(runs, by, name) for name in PERCENTILES if by.metric != "loss"),
-        *([] if goal is None else [_reached([run.rounds_to(goal) for run in group.runs])]),
-        f"{statistics.fmean(run.megabytes for run in runs):.1f}",
-        f"{statistics.fmean(run.seconds for run in runs):.1f}",
+        *([] if goal is None else [reached([run.rounds_to(goal) for run in group.runs])]),
+        *times,
     ]
+
+
+def unit_of(groups: Sequence[Group]) -> tuple[str, float]:
+    """Return the unit that fits the simulated times of runs, and its seconds; ("", 1) of none."""
+    ends = [end for g in groups for run in g.runs for end in run.simulated().values()]
+    if not ends:
+        return "", 1.0
+    units = [(name, size) for name, size in SECONDS.items() if 2 * size <= max(ends)]
+    return units[-1] if units else ("s", 1.0)
+
+
+def _time_columns(groups: Sequence[Group], goal: str | None) -> list[str]:
+    unit, _ = unit_of(groups)
+    if not unit:
+        return ["MB sent", "time (s)"]
+    to_goal = [] if goal is None else [f"simulated {unit} to {goal}"]
+    return [*to_goal, "MB sent", f"simulated {unit}"]
+
+
+def _time_cells(groups: Sequence[Group], goal: float | None) -> Iterator[list[str]]:
+    """Yield what every group took: simulated time where there is a world, else real time."""
+    unit, size = unit_of(groups)
+    for group in groups:
+        sent = f"{statistics.fmean(run.megabytes for run in group.steady):.1f}"
+        if not unit:
+            yield [sent, f"{statistics.fmean(run.seconds for run in group.steady):.1f}"]
+            continue
+        ends = [max(found.values()) / size for run in group.steady if (found := run.simulated())]
+        times = [] if goal is None else group.seconds_to(goal)
+        to_goal = reached([None if t is None else t / size for t in times], "{:.1f}")
+        yield [*([] if goal is None else [to_goal]), sent, mean_text(ends, "{:.1f}")]
 
 
 def _percentile(runs: Sequence[Result], by: RankedBy, name: str) -> str:
@@ -201,14 +242,15 @@ def _percentile(runs: Sequence[Result], by: RankedBy, name: str) -> str:
     return f"{by.text(statistics.fmean(values))}{below}" if values else NONE
 
 
-def _reached(rounds: Sequence[int | None]) -> str:
+def reached(rounds: Sequence[float | None], form: str = "{:.0f}") -> str:
+    """Return the mean of those that got there, and how many did not."""
     there = [float(r) for r in rounds if r is not None]
     if not there:
         return "never"
     missing = len(rounds) - len(there)
     if missing:
-        return f"{statistics.fmean(there):.0f}\n{missing} of {len(rounds)} never"
-    return mean_text(there, "{:.0f}")
+        return f"{form.format(statistics.fmean(there))}\n{missing} of {len(rounds)} never"
+    return mean_text(there, form)
 
 
 def _lasts(runs: Iterable[Result], split: str, key: str) -> list[float]:

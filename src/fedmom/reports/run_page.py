@@ -14,7 +14,7 @@ from fedmom.experiments.results import (
     group_by_seed,
     target,
 )
-from fedmom.reports import curves, differences, drawing, result_tables
+from fedmom.reports import curves, differences, drawing, result_tables, simulated
 from fedmom.reports.charts import Figure, Grid, colours_of
 from fedmom.reports.html import Part, Section, Settings, Words, write_page
 from fedmom.reports.live import View
@@ -48,6 +48,7 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
     evaluations = curves.evaluations(groups)
     figures = {
         "Evaluations": evaluations,
+        "Simulated time": simulated.over_time(groups),
         "Rounds": curves.rounds(groups),
         "Metrics of the method": curves.noted("metrics", groups),
         "Diagnostics": curves.noted("diagnostics", groups),
@@ -56,6 +57,7 @@ def overview(results: Sequence[Result], goal: float | None = None) -> Overview:
     sections = [
         Section("Results", _numbers(groups, target(groups) if goal is None else goal)),
         *(Section(title, [figure]) for title, figure in figures.items() if figure),
+        *_world(groups),
         *_theory(groups),
         *([Section("Devices", tables_of_devices)] if tables_of_devices else []),
         Section("Settings", _settings(groups)),
@@ -137,6 +139,14 @@ def _theory(groups: Sequence[Group]) -> list[Section]:
     """Return what `fedmom theory check` has found about the runs, if it was called."""
     said = [f"{name}: {text}" for name, run in _named(groups) if (text := run.theory())]
     return [Section("Theory", [Words("\n\n".join(said))])] if said else []
+
+
+def _world(groups: Sequence[Group]) -> list[Section]:
+    """Return who replied in a simulated world, and who did not."""
+    shares = simulated.shares(groups)
+    if shares is None:
+        return []
+    return [Section("Simulated world", [Words("\n\n".join(simulated.losses(groups))), shares])]
 
 
 def _numbers(groups: Sequence[Group], goal: float | None) -> list[Part]:

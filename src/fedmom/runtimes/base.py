@@ -231,3 +231,16 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Release threads and connections."""
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A runtime in simulated time."""
+
+    @property
+    def simulated_seconds(self) -> float:
+        """How long the last round took."""
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Numbers about the last round, for its record."""

@@ -53,7 +53,7 @@ def compiled(workload: Workload, way: Way) -> Callable[..., Answer]:
     """
     # The work without the numbers that are handed to the program when it runs.
     batches: Literal["random", "shuffled"] = "shuffled" if workload.work.shuffled else "random"
-    bare = replace(workload.work, lr=1.0, steps=1, epochs=None, batches=batches)
+    bare = replace(workload.work, lr=1.0, steps=1, epochs=None, batches=batches, limit=None)
     read = reader(workload.data.features)
     return _compiled(workload.model, read, bare, workload.method.client, way)
 
@@ -76,7 +76,8 @@ def _compiled(
             task = ClientTask(*numbers)
             own = fold_in(fold_in(key, task.round), task.client)
             place = task.start, task.size, task.steps
-            problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, frozen=frozen)
+            more = {"frozen": frozen, "client": task.client}
+            problem = LocalProblem(model, read, work, arrays, *place, lr, capacity, **more)
             returned = client.run(broadcast, state, problem, own)
             update, after, metrics = reported(returned, "run of the client")
             of_numbers("run of the client returns an update,", update)

@@ -222,7 +222,7 @@ class LocalRuntime(Simulated):
 
     def _task(self, round_: int, client: int) -> ClientTask:
         start, size = int(self._data.train.start[client]), int(self._data.train.size[client])
-        return ClientTask(client, start, size, self._work.count(round_, size), round_)
+        return ClientTask(client, start, size, self._work.taken(round_, client, size), round_)
 
     def _product(self, broadcast: Any, tasks: Part) -> int:
         """Return parameters x samples x steps of the longest client."""

@@ -264,7 +264,13 @@ def _compile_score(model: Model, read: Reader) -> Score:
     def score(params: Params, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
         def one_batch(rows: jax.Array) -> tuple[jax.Array, ...]:
             x, y = read(arrays, rows)
-            return _measures(model, model.apply(params, x, None), y)
+            outputs = model.apply(params, x, None)
+
+            def seen(metric: Metric) -> jax.Array:
+                changed = metric.inputs
+                return outputs if changed is None else model.apply(params, changed(x), None)
+
+            return _measures(model, outputs, y, seen)
 
         found = jax.lax.map(one_batch, positions.reshape(-1, min(batch, len(positions))))
         return tuple(each.reshape(-1, *each.shape[2:]) for each in found)
@@ -275,18 +281,27 @@ def _compile_score(model: Model, read: Reader) -> Score:
 @lru_cache(maxsize=16)
 def compile_measures(model: Model, read: Reader) -> Score:
     """Return ``measures(outputs, arrays, positions)``: losses and metrics of given outputs."""
+    for metric in model.metrics:
+        if metric.inputs is not None:
+            raise FedMomError(
+                f"The metric {metric.name} is measured on other inputs than the samples', which"
+                " this runtime cannot do. Use --runtime local."
+            )
 
     @jax.jit
     def measures(outputs: jax.Array, arrays: Arrays, positions: jax.Array) -> tuple[jax.Array, ...]:
-        return _measures(model, outputs, read(arrays, positions)[1])
+        return _measures(model, outputs, read(arrays, positions)[1], lambda _: outputs)
 
     return measures
 
 
-def _measures(model: Model, outputs: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+def _measures(
+    model: Model, outputs: jax.Array, y: jax.Array, seen: Callable[[Metric], jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Return losses and metrics; ``seen(metric)`` are the outputs that it is measured on."""
     losses, counts = model.loss_sums(outputs, y)
     losses = losses if counts is None else jnp.stack([losses, counts], axis=-1)
-    return losses, *(_measured(m, outputs, y) for m in model.metrics)
+    return losses, *(_measured(m, seen(m), y) for m in model.metrics)
 
 
 def _measured(metric: Metric, outputs: jax.Array, labels: jax.Array) -> jax.Array:

@@ -153,7 +153,8 @@ def _covered(config: RunConfig) -> bool:
     """Return whether it is a plain run: SGD, a constant γ, population weights, uniform cohorts."""
     parts = (config.solver, config.aggregate, config.sampler, config.pace, config.weighting)
     plain = parts == ("sgd", "mean", "uniform", "synchronous", "population")
-    return plain and config.average is None and not isinstance(config.lr, str)
+    bare = config.average is None and config.attack is None and config.world is None
+    return plain and bare and not isinstance(config.lr, str)
 
 
 def first_grid(smoothness: float, momentum: float = 0.0) -> list[float]:
@@ -328,12 +329,14 @@ def not_covered(experiment: Experiment) -> str:
     config = experiment.config
     if config.algorithm not in ("fedsgd", "fedavg", "fedmom"):
         return f"it is about fedsgd, fedavg and fedmom, not {config.algorithm}"
+    if config.attack is not None:
+        return f"it is about honest clients, not attack {config.attack}"
     needed = {"solver": "sgd", "prox": 0, "weighting": "population", "aggregate": "mean"}
     needed |= {"sampler": "uniform", "pace": "synchronous", "average": None}
-    needed |= {"bad_replies": "stop"}  # without some replies, the mean is another
+    needed |= {"bad_replies": "stop", "world": None}  # without some replies, the mean is another
     for name, value in needed.items():
         if (given := getattr(config, name)) != value:
-            wanted = "no average" if name == "average" else f"{kebab(name)} {value}"
+            wanted = f"no {name}" if value is None else f"{kebab(name)} {value}"
             return f"it needs {wanted}, not {given}"
     if isinstance(config.server_lr, str):
         return f"it needs a constant server-lr, not {config.server_lr}"

@@ -208,6 +208,11 @@ def _population(
 def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -> Plan:
     """Return how a run trains, in the terms of the recursion."""
     config, work = experiment.config, experiment.work
+    if config.attack is not None:
+        raise FedMomError(
+            f"The map of momentum is about honest clients, not about attack {config.attack}. Leave"
+            " it out."
+        )
     if config.solver != "sgd" or config.aggregate != "mean" or config.prox:
         raise FedMomError(
             "The map of momentum is about plain SGD on clients and the mean of their updates; got"
@@ -217,6 +222,11 @@ def plan_of(experiment: Experiment, sizes: NDArray[np.int64], groups: int = 3) -
         raise FedMomError(
             f"The map of momentum is about rounds that wait for all clients, not about pace"
             f" {config.pace}. Use --pace synchronous."
+        )
+    if config.world is not None:
+        raise FedMomError(
+            f"The map of momentum is about clients that always reply, not about world"
+            f" {config.world}. Leave it out."
         )
     decay = config.lr.partition(":")[0] if isinstance(config.lr, str) else "constant"
     if decay not in DECAYS:

@@ -1,8 +1,10 @@
 """Which replies count: who was asked, and what makes a reply unusable."""
 
+import itertools
 import math
-from collections.abc import Set
-from typing import Any, Literal, NamedTuple
+from collections import deque
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,13 @@ from fedmom.core.tracing import one_number
 from fedmom.runtimes.base import Block, Failure, Runtime
 from fedmom.runtimes.sums import finite_rows, norms_of
 from fedmom.training.pace import Pace
+from fedmom.training.reply_sizes import LIMIT, ReplySizes
+
+if TYPE_CHECKING:
+    from fedmom.training.aggregate import Collected
 
 BadReplies = Literal["stop", "skip"]
+ROUNDS_UNREAD = 10  # whose norms are looked at only if a step diverges
 
 
 class Rejected(NamedTuple):
@@ -123,17 +130,35 @@ class Admission:
         runtime: Where the clients live; a restored one may know who was asked already.
         pace: What a stale reply counts, and when a round has enough.
         bad_replies: Whether a reply that cannot be used stops the run or is left out.
+        norm_limit: How many times the median of the replies' norms a norm may be; 0: any. None: the
+            usual limit, where each reply is looked at anyway.
     """
 
-    def __init__(self, form: Form, runtime: Runtime, pace: Pace, bad_replies: BadReplies) -> None:
+    def __init__(
+        self,
+        form: Form,
+        runtime: Runtime,
+        pace: Pace,
+        bad_replies: BadReplies,
+        norm_limit: float | None = None,
+    ) -> None:
         self._form, self._pace, self._stop = form, pace, bad_replies == "stop"
         self._samples = runtime.workload.data.train.size
         self._asked = dict(runtime.under_way())
         # A sum reveals NaN for free. Checking each reply waits for it, so it is done only to leave
         # such a reply out, or where a rule would hide it.
-        self._look_at_each = not self._stop or runtime.workload.method.rule.needs == "each"
+        needed = runtime.workload.method.needs_rows or bool(norm_limit)
+        self._look_at_each = not self._stop or needed
+        limit = LIMIT if norm_limit is None else norm_limit
+        self._sizes, self._limited = ReplySizes(limit), limit > 0
+        self._unread: deque[Sequence[Any]] = deque(maxlen=ROUNDS_UNREAD)
         self.rejected: list[Rejected] = []
         self.replies = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether replies of a round can be judged only when all are in, or after the step."""
+        return self._look_at_each and not self._sizes.knows
 
     @property
     def busy(self) -> Set[int]:
@@ -169,7 +194,9 @@ class Admission:
         members = members_of(block)
         keep = self._usable(block, members)
         if self._look_at_each:
-            self._leave_out_infinite(block, members, keep, round_)
+            norms = np.asarray(norms_of(block), float)
+            self._leave_out_infinite(block, members, keep, round_, norms)
+            self._leave_out_absurd(block, members, keep, norms)
         if not self._pace.keeps_late:  # also within a block, those after enough are dropped
             counts = np.where(keep, members, 0)
             before = self.replies + np.cumsum(counts) - counts
@@ -218,10 +245,80 @@ class Admission:
             keep[rows_of(members)[[place for place, _ in found]]] = False
         return keep
 
-    def _leave_out_infinite(
-        self, block: Block, members: NDArray[np.int64], keep: NDArray[np.bool_], round_: int
+    def _leave_out_absurd(
+        self,
+        block: Block,
+        members: NDArray[np.int64],
+        keep: NDArray[np.bool_],
+        norms: NDArray[np.float64],
     ) -> None:
-        infinite = ~finite_rows(block.metrics["loss"], norms_of(block)) & keep
+        """Leave out what is absurdly large, where enough is known; remember the others."""
+        if not self._sizes.knows:
+            return
+        absurd = self._sizes.absurd(norms) & keep
+        for row in np.flatnonzero(absurd):
+            end = int(members[: row + 1].sum())
+            clients = block.clients[end - int(members[row]) : end].tolist()
+            self._reject_large(clients, float(norms[row]))
+        keep &= ~absurd
+        self._sizes.add(norms[keep])
+
+    def judge(self, collected: "Collected") -> None:
+        """Leave out what is absurdly large of a round that was held until all replies are in."""
+        if not self._look_at_each:
+            self._unread.append(collected.unread_norms)  # to wait for them would take time
+        if not collected.holds:
+            return
+        if self._limited:
+            self._leave_out(collected)
+        for norms in collected.norms:
+            self._sizes.add(norms[np.isfinite(norms)])
+
+    def blame(self, collected: "Collected") -> bool:
+        """Find who made the server's step diverge, and leave their replies out of a held round.
+
+        Returns:
+            Whether somebody was left out; a run that stops at bad replies ends here instead. If
+            nobody stands out, nobody is blamed.
+        """
+        if self._stop or collected.holds:
+            for norms in itertools.chain.from_iterable([*self._unread][:-1]):
+                self._sizes.add(norms)
+            self._unread.clear()
+            return self._leave_out(collected, ", and with it the server's step is not finite")
+        return False
+
+    def _leave_out(self, collected: "Collected", what: str = "") -> bool:
+        norms = collected.norms
+        if not norms:
+            return False
+        flat = np.concatenate(norms)
+        bad = np.zeros(len(flat), bool)
+        known = np.isfinite(flat)
+        bad[known] = self._sizes.absurd_in_round(flat[known])
+        if not bad.any():
+            return False
+        parts = np.split(bad, np.cumsum([len(part) for part in norms])[:-1])
+        for clients, norm in collected.leave_out(parts):
+            self.replies -= len(clients)
+            self._reject_large(clients, norm, what)
+        return True
+
+    def _reject_large(self, clients: list[int], norm: float, what: str = "") -> None:
+        reason = self._sizes.reason(norm) + what
+        if len(clients) > 1:
+            reason = reason.replace("its update has", "a sum that it is in has")
+        self._reject([Rejected(client, reason) for client in clients])
+
+    def _leave_out_infinite(
+        self,
+        block: Block,
+        members: NDArray[np.int64],
+        keep: NDArray[np.bool_],
+        round_: int,
+        norms: NDArray[np.float64],
+    ) -> None:
+        infinite = ~finite_rows(block.metrics["loss"], norms) & keep
         if not infinite.any():
             return
         bad = np.repeat(infinite, members)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from fedmom.algorithms.base import Round, Rule, Server, Stage, reported, unchanged
 from fedmom.algorithms.forms import Form, check_kept
+from fedmom.algorithms.hostile import Collusion
+from fedmom.algorithms.matrices import TINY
 from fedmom.algorithms.workload import Method, stage_names
 from fedmom.core.errors import FedMomError
 from fedmom.core.types import Params
@@ -49,33 +51,43 @@ class Programs(NamedTuple):
     """Compiled: ``add(sum, rows) -> sum`` and the server's ``step``."""
 
     add: sums.Add
-    step: Callable[[Carried, Sum | None, Rows, Round], Stepped]
+    step: Callable[[Carried, Sum | None, Rows, Round, Any], Stepped]
 
 
 class _Counted(NamedTuple):
     """What is remembered of a block once its updates are taken."""
 
-    block: Block  # without them
+    block: Block  # without them, unless they are held
     members: NDArray[np.int64]
     weights: NDArray[np.float64]  # of the rows; 0 where a row was rejected
     factor: float  # for staleness
     norms: Any
+    keep: NDArray[np.bool_]
 
 
 class Collected:
     """The replies of one round that count.
 
     Args:
-        rule: How replies are combined.
+        method: How replies are combined.
         programs: The compiled sum and step.
         usual: How many replies a round usually has.
         zero: Makes an empty sum.
+        hold: Keep all updates until the step is done: some may turn out not to count.
     """
 
-    def __init__(self, rule: Rule, programs: Programs, usual: int, zero: Zero) -> None:
-        self._rule, self._step = rule, programs.step
-        is_sum = rule.needs == "sum"
-        self._parts = RunningSum(programs.add, usual, zero) if is_sum else AllRows(usual, zero)
+    def __init__(
+        self, method: Method, programs: Programs, usual: int, zero: Zero, *, hold: bool = False
+    ) -> None:
+        self._rule, self._step, self.holds = method.rule, programs.step, hold
+        by_rows = method.needs_rows
+
+        def parts() -> AllRows | RunningSum:
+            return AllRows(usual, zero) if by_rows else RunningSum(programs.add, usual, zero)
+
+        self._new_parts = parts
+        self._parts = parts()
+        self._names_rows = by_rows and (method.collusion or any(s.mix for s in method.stages))
         self._counted: list[_Counted] = []
 
     @property
@@ -95,20 +107,65 @@ class Collected:
         if block.members is not None:
             weights = np.add.reduceat(weights, np.cumsum(members) - members)
         weights = weights * keep
-        rest = block._replace(update=None)
-        self._counted.append(_Counted(rest, members, weights, factor, sums.norms_of(block)))
-        update, loss = block.update, block.metrics["loss"]
+        kept = block if self.holds else block._replace(update=None)
+        counted = _Counted(kept, members, weights, factor, sums.norms_of(block), keep)
+        self._counted.append(counted)
+        if not self.holds:
+            self._take(counted, block.update)
+
+    def _take(self, counted: _Counted, update: Params) -> None:
+        loss, keep = counted.block.metrics["loss"], counted.keep
         if not keep.all():  # what is left out may be anything, and 0 times NaN is NaN
             update, loss = sums.zeroed((update, loss), keep)
-        self._parts.take(update, loss, (weights * factor).astype(np.float32))
+        self._parts.take(update, loss, (counted.weights * counted.factor).astype(np.float32))
+
+    @property
+    def unread_norms(self) -> list[Any]:
+        """The norms of the rows of every block, which may still be being computed."""
+        return [counted.norms for counted in self._counted]
+
+    @property
+    def norms(self) -> list[NDArray[np.float64]]:
+        """The norms of the rows of every block; NaN where a row does not count."""
+        return [np.where(c.keep, np.asarray(c.norms, float), np.nan) for c in self._counted]
+
+    def leave_out(self, bad: Sequence[NDArray[np.bool_]]) -> list[tuple[list[int], float]]:
+        """Let rows of every block not count any more; return their clients and norms.
+
+        Only held updates can be left out.
+        """
+        found, norms = [], self.norms
+        for place, (counted, rows) in enumerate(zip(self._counted, bad, strict=True)):
+            ends = np.cumsum(counted.members)
+            for row in np.flatnonzero(rows):
+                clients = counted.block.clients[ends[row] - counted.members[row] : ends[row]]
+                found.append((clients.tolist(), float(norms[place][row])))
+            self._counted[place] = counted._replace(
+                keep=counted.keep & ~rows, weights=np.where(rows, 0.0, counted.weights)
+            )
+        return found
 
     def step(self, carried: Carried, round_: int, population: int, key: Any) -> Stepped:
         """Let the server step on the aggregate."""
+        if self.holds:
+            self._parts = self._new_parts()
+            for counted in self._counted:
+                self._take(counted, counted.block.update)
         total, rows = self._parts.finish()
         # NumPy's number would widen the aggregate, and with it the server's state, to 64 bits.
         scale = float(self._rule.scale(sum(c.weights.sum() for c in self._counted), population))
         numbers: Any = (round_, key, float(self.replies), self.weight, scale)
-        return self._step(carried, total, rows, Round(*numbers))
+        return self._step(carried, total, rows, Round(*numbers), self._clients(rows))
+
+    def _clients(self, rows: Rows) -> Any:
+        """Return the client of each row, where a part of the method asks for it."""
+        if not self._names_rows:
+            return ()
+        firsts = [c.block.clients[np.cumsum(c.members) - c.members] for c in self._counted]
+        numbers = np.full(rows.size, -1, np.int32)
+        known = np.concatenate([np.zeros(0, int), *firsts])
+        numbers[: len(known)] = known
+        return numbers
 
     def not_finite(self) -> str | None:
         """Return who sent a reply that is not finite, if there is one."""
@@ -153,7 +210,7 @@ def compile_programs(method: Method, forms: tuple[Form, ...]) -> Programs:
         method: The method.
         forms: The form of an update before the stages, and after each of them.
     """
-    return _compiled(_Parts(method.server, method.rule, method.stages, forms))
+    return _compiled(_Parts(method.server, method.rule, method.stages, method.collusion, forms))
 
 
 class _Parts(NamedTuple):
@@ -162,15 +219,47 @@ class _Parts(NamedTuple):
     server: Server
     rule: Rule
     stages: tuple[Stage, ...]
+    collusion: Collusion | None
     forms: tuple[Form, ...]
 
+    @property
+    def looks(self) -> bool:
+        """Whether something is done to each reply before replies are added up."""
+        return any(stage.decode or stage.enforce for stage in self.stages)
+
     def decode(self, rows: Rows) -> Rows:
-        """Undo what stages did to each update, the last one first."""
+        """Undo what stages did to each update, the last one first, and enforce what they promise.
+
+        Behind a stage that encodes and does not decode, nothing can be enforced.
+        """
+        readable = True
         for stage, form in reversed(list(zip(self.stages, self.forms, strict=False))):
             if stage.decode is not None:
                 one = jax.vmap(partial(_decoded, stage.decode, form.tree))
                 rows = rows._replace(updates=tuple(map(one, rows.updates)))
+            if stage.enforce is not None and readable:
+                enforced = map(jax.vmap(stage.enforce), rows.updates)
+                rows = rows._replace(updates=tuple(enforced))
+            keeps = stage.encode is None or stage.decode is not None or stage.enforce is not None
+            readable = readable and keeps
         return rows
+
+    def mixed(self, rows: Rows, clients: Any, round_: Round) -> Rows:
+        """Let a simulated attack replace rows, and stages mix them, the first one first."""
+        mixes = [(i, stage.mix) for i, stage in enumerate(self.stages) if stage.mix is not None]
+        if not rows.updates or not (mixes or self.collusion):
+            return rows
+        updates, losses, weights = sums.joined(rows)
+        if self.collusion is not None:
+            updates = self.collusion(updates, weights, clients)
+        for place, mix in mixes:
+            own = round_._replace(key=_stage_key(round_, place))
+            before = jnp.dot(losses, weights)
+            updates, weights = mix(updates, weights, clients, own)
+            # Of a mixed row, the loss is the mean of all.
+            mean = before / jnp.maximum(jnp.sum(weights), TINY)
+            losses = jnp.where(weights > 0, mean, 0)
+        return Rows((updates,), (losses,), (weights,))  # type: ignore[arg-type]
 
     def combine(self, total: Sum | None, rows: Rows, scale: Any, state: Any) -> Any:
         """Return the aggregate, Σ a_k loss_k, the rule's state and its metrics."""
@@ -190,8 +279,8 @@ class _Parts(NamedTuple):
         for place in reversed(range(len(names))):
             after = self.stages[place].after
             if after is not None:
-                own = jax.random.fold_in(jax.random.fold_in(round_.key, round_.number), place)
-                returned = after(aggregate, states[place], round_._replace(key=own))
+                own = round_._replace(key=_stage_key(round_, place))
+                returned = after(aggregate, states[place], own)
                 aggregate, new[place], found = reported(returned, f"after of {names[place]}")
                 metrics |= _named(names[place], found)
         if self.stages or self.rule.each is not None:
@@ -202,9 +291,12 @@ class _Parts(NamedTuple):
 @lru_cache(maxsize=32)
 def _compiled(parts: _Parts) -> Programs:
     @jax.jit
-    def step(carried: Carried, total: Sum | None, rows: Rows, round_: Round) -> Stepped:
+    def step(
+        carried: Carried, total: Sum | None, rows: Rows, round_: Round, clients: Any
+    ) -> Stepped:
         params, server, states, rule = carried
-        combined = parts.combine(total, parts.decode(rows), round_.scale, rule)
+        rows = parts.mixed(parts.decode(rows), clients, round_)
+        combined = parts.combine(total, rows, round_.scale, rule)
         aggregate, loss, rule, of_rule = combined
         aggregate, states, of_stages = parts.pass_stages(aggregate, states, round_)
         stepped = parts.server.step(aggregate, server, params)
@@ -217,8 +309,11 @@ def _compiled(parts: _Parts) -> Programs:
         check_kept(carried._asdict(), after._asdict(), "A step of the server")
         return Stepped(after, stacked, metrics)
 
-    decodes = any(stage.decode for stage in parts.stages)
-    return Programs(sums.compiled_add(parts.decode if decodes else unchanged), step)
+    return Programs(sums.compiled_add(parts.decode if parts.looks else unchanged), step)
+
+
+def _stage_key(round_: Round, place: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(round_.key, round_.number), place)
 
 
 def _decoded(decode: Callable[[Params, Params], Params], form: Params, encoded: Params) -> Params:

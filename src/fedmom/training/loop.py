@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmom.algorithms.forms import Form
+from fedmom.algorithms.hostile import hostile_clients
 from fedmom.algorithms.workload import Method, Workload
 from fedmom.core.arguments import checked
 from fedmom.core.compilation import give_memory_back
@@ -21,7 +22,7 @@ from fedmom.core.errors import FedMomError, ServerDivergedError
 from fedmom.core.prng import stages_key
 from fedmom.core.types import Params
 from fedmom.core.validation import Count
-from fedmom.runtimes.base import Block, Failure, Runtime
+from fedmom.runtimes.base import Block, Clocked, Failure, Runtime
 from fedmom.training import aggregate
 from fedmom.training.admission import Admission, BadReplies, Rejected, diverged
 from fedmom.training.aggregate import Carried, Collected, Stepped
@@ -66,6 +67,8 @@ class Record:
         bytes_down: The size of what was sent to the cohort.
         rejected: The clients whose replies do not count, with the reason.
         metrics: Numbers that the method reports, such as ``client/drift`` or ``noise/std``.
+        simulated_seconds: How long the round took in a simulated world; None without one.
+        world: In a simulated world, who was asked and replied, by quarters of the clients.
 
     Examples:
         >>> record = Record(1, [4, 7], 2, 0.5, 0.1, seconds=0.2, bytes_up=80, bytes_down=80)
@@ -83,12 +86,16 @@ class Record:
     bytes_down: int
     rejected: tuple[Rejected, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    simulated_seconds: float | None = None
+    world: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """Return the line of ``rounds.jsonl``."""
         row = asdict(self)
-        rejected, metrics = row.pop("rejected"), row.pop("metrics")
-        more = {"rejected": [list(r) for r in rejected], "metrics": metrics}
+        more = {name: row.pop(name) for name in ("rejected", "metrics", "world")}
+        more["rejected"] = [list(pair) for pair in more["rejected"]]
+        if self.simulated_seconds is None:
+            del row["simulated_seconds"]
         return row | {name: value for name, value in more.items() if value}
 
 
@@ -177,6 +184,7 @@ def train(
     rounds: Count,
     state: State | None = None,
     bad_replies: BadReplies = "stop",
+    norm_limit: float | None = None,
     commit: bool = True,
     watch: Watch | None = None,
 ) -> Iterator[tuple[State, Record]]:
@@ -190,6 +198,9 @@ def train(
         rounds: T.
         state: Where to resume from; by default ``start(runtime.workload)``.
         bad_replies: What a reply that cannot be used does: ``stop`` the run, or ``skip`` it.
+        norm_limit: How many times the median of the replies' norms an update may be large before
+            it counts as bad; 0: any. None: 1000, where replies are looked at one by one anyway,
+            with ``skip`` or a rule that needs them all.
         commit: Call ``runtime.commit()`` at the end of every round. Where it is False, the
             caller does so once it has kept the round: until then, ``runtime.snapshot()`` is of the
             round before.
@@ -215,7 +226,7 @@ def train(
     _check_runtime(runtime)
     state = start(runtime.workload) if state is None else state
     state = jax.device_put(state, jax.devices()[0])._replace(round=state.round)
-    rounds_of = _Rounds(runtime, pace, bad_replies, state, watch)
+    rounds_of = _Rounds(runtime, pace, bad_replies, norm_limit, state, watch)
     following = rounds_of.draw(state.round)
     first = state.round
     while state.round < rounds:
@@ -225,6 +236,16 @@ def train(
         if state.round == first + 1:  # by now all is compiled
             give_memory_back()
         yield state, record
+
+
+def check_replies(method: Method, replies: int) -> None:
+    """Refuse a rule, or a stage before it, that needs more replies than a round has."""
+    if not method.makes_sense_with(replies):
+        names = [stage.name for stage in method.stages if stage.mix] + [method.rule.name]
+        raise FedMomError(
+            f"{' with '.join(names)} needs at least {method.least} replies in a round to do what it"
+            f" promises, and a round has {replies}. Use more clients per round, or fewer attackers."
+        )
 
 
 def _check_runtime(runtime: Runtime) -> None:
@@ -244,15 +265,20 @@ class _Rounds:
         runtime: Runtime,
         pace: Pace,
         bad_replies: BadReplies,
+        norm_limit: float | None,
         state: State,
         watch: Watch | None,
     ) -> None:
         self._runtime, self._pace, self._watch = runtime, pace, watch
+        self._clock = runtime if isinstance(runtime, Clocked) else None
         self._workload = runtime.workload
         self._samples, self._seed = self._workload.data.train.size.view(), self._workload.seed
         self._samples.flags.writeable = False  # samplers and paces are given them
         self._population = int(self._samples.sum())
         self._method = method = self._workload.method
+        check_replies(method, pace.rows)
+        attack, clients = self._workload.attack, self._workload.data.clients
+        self._hostile = attack and hostile_clients(self._seed, clients, attack.share)
         broadcast = broadcast_of(self._workload, state)
         trees = method.forms(broadcast)
         forms = tuple(map(Form.of, trees))
@@ -267,7 +293,7 @@ class _Rounds:
         runtime.prepare(pace.rows, sums=sums)
         if not pace.keeps_late:
             runtime.cancel()  # what an earlier loop left behind when it was interrupted
-        self._admission = Admission(sent, runtime, pace, bad_replies)
+        self._admission = Admission(sent, runtime, pace, bad_replies, norm_limit)
 
     def draw(self, round_: int) -> NDArray[np.int64]:
         busy = self._admission.busy
@@ -281,13 +307,11 @@ class _Rounds:
         began = time.perf_counter()
         self._ask(state, cohort)
         collected = self._collect(state.round)
-        carried = Carried(*state[1:])
-        if self._admission.rejected and not collected.replies:  # nothing to step with
-            stepped = Stepped(carried, jnp.array([0.0, 0.0, True]), {})
-        else:
-            stepped = collected.step(carried, state.round, self._population, self._key)
+        stepped = self._step(state, collected)
         # Drawn while the step is computed: a draw takes a fifth of the quickest rounds' time.
         following = self.draw(state.round + 1)
+        while not _is_finite(stepped) and self._admission.blame(collected):
+            stepped = self._step(state, collected)
         loss, norm = _checked(state.round, collected, stepped)
         replies = collected.replies
         record = Record(
@@ -300,11 +324,29 @@ class _Rounds:
             bytes_up=self._sent.bytes * replies,
             bytes_down=self._bytes_down * len(cohort),
             rejected=tuple(self._admission.rejected),
-            metrics=self._metrics(collected, stepped),
+            metrics=self._metrics(collected, stepped, cohort),
         )
+        if self._clock is not None:
+            simulated, counts = self._clock.simulated_seconds, self._clock.counts
+            record = replace(record, simulated_seconds=simulated, world=counts)
         return State(state.round + 1, *stepped.carried), record, following
 
-    def _metrics(self, collected: Collected, stepped: Stepped) -> dict[str, float]:
+    def _step(self, state: State, collected: Collected) -> Stepped:
+        """Let the server step, if there is enough to step with."""
+        carried = Carried(*state[1:])
+        if self._is_unusable(collected.replies):
+            return Stepped(carried, jnp.array([0.0, 0.0, True]), {})
+        return collected.step(carried, state.round, self._population, self._key)
+
+    def _is_unusable(self, replies: int) -> bool:
+        """Return whether all replies were rejected, or too few are left for a robust rule."""
+        if not replies:
+            return bool(self._admission.rejected)
+        return not self._method.makes_sense_with(replies)
+
+    def _metrics(
+        self, collected: Collected, stepped: Stepped, cohort: NDArray[np.int64]
+    ) -> dict[str, float]:
         """Return what the parts of the method report; a number that is not finite is left out."""
         found = collected.client_metrics(self._method)
         if twice := found.keys() & stepped.metrics.keys():
@@ -313,6 +355,10 @@ class _Rounds:
                 " the metrics of encode and after different names."
             )
         found |= {name: float(value) for name, value in stepped.metrics.items()}
+        if collected.replies and self._is_unusable(collected.replies):
+            found["server/too_few_replies"] = 1.0
+        if self._hostile is not None:
+            found["attack/clients"] = float(self._hostile[cohort].sum())
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _ask(self, state: State, cohort: NDArray[np.int64]) -> None:
@@ -337,12 +383,12 @@ class _Rounds:
             rest = (Carried(*state[1:]), state.round, self._population, self._key)
             self._ahead = aggregate.precompile(collected, self._sent.tree, sizes, *rest)
 
-    def _collected(self, programs: Any) -> Collected:
-        return Collected(self._method.rule, programs, self._pace.rows, self._zero)
+    def _collected(self, programs: Any, *, hold: bool = False) -> Collected:
+        return Collected(self._method, programs, self._pace.rows, self._zero, hold=hold)
 
     def _collect(self, round_: int) -> Collected:
         """Take replies until the round has enough."""
-        collected = self._collected(self._programs)
+        collected = self._collected(self._programs, hold=self._admission.holds)
         for answer in self._runtime.replies(self._pace.timeout):
             if isinstance(answer, Failure):
                 self._admission.fail(answer)
@@ -360,7 +406,13 @@ class _Rounds:
         if not self._pace.keeps_late:
             self._runtime.cancel()
         self._admission.end()
+        self._admission.judge(collected)
         return collected
+
+
+def _is_finite(stepped: Stepped) -> bool:
+    loss, norm, is_usable = np.asarray(stepped.numbers).tolist()
+    return math.isfinite(loss) and math.isfinite(norm) and bool(is_usable)
 
 
 def _checked(round_: int, collected: Collected, stepped: Stepped) -> tuple[float, float]:

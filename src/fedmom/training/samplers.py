@@ -5,7 +5,7 @@ clients costs no more than one from ten thousand.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ def poisson(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) ->
     """
     clients = len(samples)
     _check(clients, size)
-    rng = _generator(seed, round_)
+    rng = generator(seed, round_)
     # Given its size, such a cohort is a uniform one.
     return _without_replacement(rng, clients, int(rng.binomial(clients, size / clients)))
 
@@ -99,7 +99,7 @@ def weighted(seed: Seed, round_: Count, size: int, samples: NDArray[np.int64]) -
     always, others, pick = _weighted(_Identity(samples), size)
     if pick is None:
         return always
-    drawn = others[pick(_generator(seed, round_))]
+    drawn = others[pick(generator(seed, round_))]
     return np.sort(np.concatenate([always, drawn]))
 
 
@@ -181,7 +181,7 @@ def _certain(samples: NDArray[np.int64], size: int) -> tuple[Cohort, Cohort]:
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> Cohort:
     """Draw ``size`` of ``clients`` uniformly without replacement, sorted."""
-    return _without_replacement(_generator(seed, round_), clients, size)
+    return _without_replacement(generator(seed, round_), clients, size)
 
 
 def _without_replacement(rng: np.random.Generator, clients: int, size: int) -> Cohort:
@@ -217,14 +217,25 @@ def in_random_order(sampler: Sampler) -> Sampler:
     Otherwise a runtime that answers in order would always drop the highest numbers.
     """
 
+    @wraps(sampler)
     def shuffled(seed: int, round_: int, size: int, samples: NDArray[np.int64]) -> Cohort:
         drawn = checked_cohort(sampler(seed, round_, size, samples), round_, len(samples))
-        return _generator(seed, round_, stream=1).permutation(drawn)
+        return generator(seed, round_, stream=1).permutation(drawn)
 
     return shuffled
 
 
-def _generator(seed: int, round_: int, stream: int = 0) -> np.random.Generator:
+def is_uniform(sampler: Sampler) -> bool:
+    """Return whether a sampler is ``uniform``, in whatever order."""
+    inside: Any = sampler
+    while inside is not None and inside is not uniform:
+        inside = (
+            inside.func if isinstance(inside, partial) else getattr(inside, "__wrapped__", None)
+        )
+    return inside is uniform
+
+
+def generator(seed: int, round_: int, stream: int = 0) -> np.random.Generator:
     """A counter-based generator, keyed by (seed, round) as they are, at no cost of seeding."""
     key = np.array([seed, round_], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=stream << 192))

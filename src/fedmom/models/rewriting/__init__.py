@@ -6,11 +6,17 @@ from typing import Any
 from fedmom.models.base import Model
 from fedmom.models.rewriting.convolutions import convolution
 from fedmom.models.rewriting.pooling import unpooled
+from fedmom.models.rewriting.products import product
+from fedmom.models.rewriting.scans import scan
+from fedmom.models.rewriting.sums import total
 from fedmom.models.rewriting.walk import Replacement, rewritten
 
 # By the operation's name in JAX's programs. A replacement is one function and one row.
 REPLACEMENTS: dict[str, Replacement] = {
     "conv_general_dilated": convolution,
+    "dot_general": product,
+    "reduce_sum": total,
+    "scan": scan,
     "select_and_scatter_add": unpooled,
 }
 BUILT_IN = ("fedmom.models.built_in", "fedmom.models.char_gpt")  # nets that are fast as they are

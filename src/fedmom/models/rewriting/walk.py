@@ -33,7 +33,7 @@ def rewritten(
     Args:
         function: Any function that JAX can trace. What is given by keyword is static.
         replacements: By the name of the operation's primitive. Of an operation that holds programs,
-            such as ``scan``, the replacement is rewritten by the others.
+            such as ``scan``, the replacement is rewritten, too, until there is no better form.
     """
 
     @functools.wraps(function)
@@ -44,23 +44,31 @@ def rewritten(
         program, form = jax.make_jaxpr(whole, return_shape=True)(*arguments)
         if not contains(program, replacements):
             return whole(*arguments)
-        try:
-            program = _Walk(replacements).closed(program)
-        except Exception:  # this JAX has other programs than those the pass knows
+        better = replaced(program, replacements)
+        if isinstance(better, Exception):
             return whole(*arguments)
-        outputs = jax.core.eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves(arguments))
+        outputs = jax.core.eval_jaxpr(better.jaxpr, better.consts, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(form), outputs)
 
     return call
 
 
+def replaced(
+    program: ClosedJaxpr, replacements: Mapping[str, Replacement]
+) -> ClosedJaxpr | Exception:
+    """Return a program with replacements, or why there is none.
+
+    JAX may have other programs than those that the pass knows. ``notices`` tells the user.
+    """
+    try:
+        return _Walk(replacements).closed(program)
+    except Exception as error:
+        return error
+
+
 def contains(program: ClosedJaxpr | Jaxpr, names: Mapping[str, Any]) -> bool:
     """Return whether a program, or one inside it, has operations of these names."""
-    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
-    return any(
-        equation.primitive.name in names or any(contains(held, names) for held in inside(equation))
-        for equation in jaxpr.eqns
-    )
+    return any(equation.primitive.name in names for equation in operations(program))
 
 
 def inside(equation: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:
@@ -69,6 +77,15 @@ def inside(equation: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, ClosedJaxpr | Jaxpr):
                 yield each
+
+
+def operations(program: ClosedJaxpr | Jaxpr) -> Iterator[JaxprEqn]:
+    """Yield all operations of a program and of those inside it."""
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    for equation in jaxpr.eqns:
+        yield equation
+        for held in inside(equation):
+            yield from operations(held)
 
 
 def bound(equation: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -111,8 +128,7 @@ class _Walk:
             return None
         replacement = self._replacements[name]
         if name in ENTERED:
-            others = {key: row for key, row in self._replacements.items() if key != name}
-            replacement = rewritten(replacement, others)
+            replacement = rewritten(replacement, self._replacements)
         with equation.ctx.manager:
             found = replacement(*inputs, **equation.params)
         if found is None:

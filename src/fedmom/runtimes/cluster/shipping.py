@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from fedmom.algorithms.base import Algorithm, Rule
+from fedmom.algorithms.base import Algorithm, Attack, Rule
 from fedmom.algorithms.workload import Workload
 from fedmom.core.errors import FedMomError
 from fedmom.data.federated import FederatedData
@@ -35,6 +35,7 @@ class Program(NamedTuple):
     model: Model
     algorithm: Algorithm
     seed: int
+    attack: Attack | None
     rule: Rule | None
 
 
@@ -83,7 +84,8 @@ def pickled(workload: Workload) -> bytes:
 
     algorithm = workload.algorithm._replace(server=NO_SERVER, rule=None)
     rule = workload.method.rule if workload.method.adds_up else None
-    return cloudpickle.dumps(Program(workload.model, algorithm, workload.seed, rule))
+    program = Program(workload.model, algorithm, workload.seed, workload.attack, rule)
+    return cloudpickle.dumps(program)
 
 
 @lru_cache(maxsize=32)

@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, pickled: bytes, data: FederatedData, workers: int) -> None:
         program = loaded(pickled)
         self._rule = program.rule
-        self.local = LocalRuntime(Workload(data, *program[:3]), workers=workers)
+        self.local = LocalRuntime(Workload(data, *program[:4]), workers=workers)
 
     def run(
         self, job: Job, broadcast: Any, cancelled: Callable[[], bool]

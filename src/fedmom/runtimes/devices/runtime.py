@@ -19,6 +19,7 @@ from fedmom.runtimes.devices.link import ABSENT, SECONDS_BETWEEN_LOOKS
 from fedmom.runtimes.devices.population import DeviceData, DeviceOptions
 from fedmom.runtimes.devices.wire import NEW, Sums, UnusableReplyError
 
+ABSURD = 1e6  # times the median loss of the devices, or times 1 where that is smaller
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before those who did not answer are asked again
 FRUITLESS = 3  # answers in a row that cannot be used, after which a device is set aside
 SECONDS_ASIDE = 600.0  # then it is asked once more
@@ -337,7 +338,7 @@ class DeviceRuntime:
             for answered in self._link.take(list(asked), most):
                 client = asked.pop(answered.asked)
                 try:
-                    sums = wire.all_sums(answered.got(), takes, client, self._metrics)
+                    sums = wire.all_sums(answered.got(), takes, client, self.workload.model)
                 except UnusableReplyError as error:
                     self._note("failed", client, reason=str(error))
                     if str(error) not in ABSENT:
@@ -361,8 +362,11 @@ class DeviceRuntime:
         alike = {client: sums for client, sums in told.items() if _form(sums) == usual}
         finite = {k: v for k, v in alike.items() if np.isfinite(np.hstack([*v.values()])).all()}
         kept = finite or alike  # nobody's is: the model's own fault, which the caller tells
+        kept = _believable(kept, counts)
         for client in told.keys() - kept.keys():
-            self._note("failed", client, reason="its sums are not finite, or not those asked for")
+            self._note(
+                "failed", client, reason="its sums are absurd, not finite, or not those asked for"
+            )
         clients = sorted(kept)
         sums = {name: np.array([kept[c][name] for c in clients]) for name, _ in usual}
         return Scores(sizes[clients], counts[clients], sums, self._metrics)
@@ -373,6 +377,14 @@ class DeviceRuntime:
 
     def _tell(self, event: str, **more: Any) -> None:
         self._link.journal({"event": event, **more, "at": round(time.time(), 3)})
+
+
+def _believable(told: dict[int, Sums], counts: Clients) -> dict[int, Sums]:
+    """Leave out devices whose mean loss is absurd next to the others'."""
+    losses = {k: float(np.ravel(sums["loss"])[0]) / int(counts[k]) for k, sums in told.items()}
+    usual = sorted(losses.values())[(len(losses) - 1) // 2]
+    most = ABSURD * max(1.0, abs(usual))
+    return {k: sums for k, sums in told.items() if not abs(losses[k]) > most} or told
 
 
 def _form(sums: Sums) -> tuple[tuple[str, int], ...]:

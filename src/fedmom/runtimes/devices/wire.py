@@ -6,7 +6,7 @@ What devices send is checked, never trusted: every number, before it counts.
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedmom.core.types import Params
-from fedmom.models.metrics import Metric
+from fedmom.models.base import Model
+from fedmom.models.losses import NEVER_NEGATIVE
 from fedmom.runtimes.base import Block, Clients
 from fedmom.runtimes.scoring import cap
 
@@ -165,17 +166,16 @@ def taken(sizes: Clients, budget: int | None) -> Clients:
 
 
 def all_sums(
-    content: RecordDict, takes: Mapping[str, Clients], client: int, metrics: Sequence[Metric]
+    content: RecordDict, takes: Mapping[str, Clients], client: int, model: Model
 ) -> dict[str, Sums]:
     """Return a device's sums on every split that it has samples of."""
     counts = {split: int(count[client]) for split, count in takes.items()}
-    return {
-        split: _sums(content, split, count, metrics) for split, count in counts.items() if count
-    }
+    return {split: _sums(content, split, count, model) for split, count in counts.items() if count}
 
 
-def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metric]) -> Sums:
+def _sums(content: RecordDict, split: str, expected: int, model: Model) -> Sums:
     """Return a device's sums over its samples of a split."""
+    metrics = model.metrics
     evaluated = number(content, f"{split}/evaluated", int)
     if evaluated != expected:
         raise UnusableReplyError(f"it evaluated {evaluated} {split} samples, not {expected}")
@@ -183,6 +183,8 @@ def _sums(content: RecordDict, split: str, expected: int, metrics: Sequence[Metr
     sums = {name: numbers(content, f"{split}/sum/{name}") for name in names}
     if not isinstance(sums["loss"], float) and len(sums["loss"]) != 2:
         raise UnusableReplyError("it does not tell its loss as one number, or a sum and a count")
+    if model.loss in NEVER_NEGATIVE and np.min(sums["loss"]) < 0:
+        raise UnusableReplyError(f"it reports a loss below 0, {np.min(sums['loss']):g}")
     for metric in metrics:
         right = sums[metric.name]
         if metric.hits and not (isinstance(right, float) and 0 <= right <= evaluated):

@@ -206,7 +206,7 @@ class TorchRuntime(Simulated):
             words=self._words_of(question)[client],
             start=start,
             size=size,
-            steps=self._work.count(question.round, size),
+            steps=self._work.taken(question.round, client, size),
             lr=schedules.at(self._work.lr, question.round),
         )
         self._pool.submit(TorchJob(task, ticket))
