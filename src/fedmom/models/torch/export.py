@@ -2,6 +2,8 @@
 
 import contextlib
 import inspect
+import io
+import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
@@ -167,12 +169,26 @@ def _exported(module: torch.nn.Module, x: torch.Tensor) -> Any:
     """Trace a module, for batches of any size."""
     sizes = ({0: torch.export.Dim.DYNAMIC},)
     try:
-        return torch.export.export(module, (x,), dynamic_shapes=sizes)
+        with _quiet():
+            return torch.export.export(module, (x,), dynamic_shapes=sizes)
     except Exception:
         # Slower, by reading the code: it may have len(x), which a trace takes for a fixed number.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), _quiet():
             return torch.export.export(module, (x,), dynamic_shapes=sizes, strict=True)
         raise
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Print nothing of what PyTorch prints when a trace fails: pages of its intermediate code."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    nowhere = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _without_unknown(exported: Any) -> Any:
