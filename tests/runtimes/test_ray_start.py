@@ -74,7 +74,8 @@ def test_what_ray_start_listens_on_is_what_the_page_says(alone, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    env = {**os.environ, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    env = {**plain, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     env |= {connect.CLUSTERS: "0"} if alone else {}
     command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", f"--port={port}"]
     command += ["--num-cpus=1", "--object-store-memory=80000000", "--include-dashboard=false"]
