@@ -21,7 +21,7 @@ DTYPES = (jnp.float32, jnp.float64)
 HALF = (jnp.bfloat16, jnp.float16)  # XLA computes with float32 all the same
 NARROW = 16  # channels and filters, up to which XLA does not use its fast code
 WIDE = 32  # filters that a narrow convolution is given instead
-MOST_PATCHES = 2**23  # numbers: 32 MB
+MOST_PATCHES = 2**18  # numbers: 1 MB, which stay in a core's cache
 MOST_TERMS = 64  # of a sum that is written out
 MOST_GROUPS = 32  # that are computed one by one
 MOST_SAMPLES = 8  # that are added up in one pass
@@ -106,7 +106,7 @@ def _computed(
         if batch_group_count == x.shape[sample] == w.shape[filter_] > 1 and count <= MOST_TERMS:
             x, w = _moved(x, (channel, *places, sample)), _moved(w, w_first)
             return _back(_few_by_channel(x, w, windows, outputs), result)
-        if count * x.size <= MOST_PATCHES:
+        if count == 1 or count * x.size <= MOST_PATCHES:
             x, w = _moved(x, (sample, channel, *places)), _moved(w, w_first)
             y = _few(x, w, windows, outputs, batch_group_count)
             return _back(y, (*shown[2:], shown[0], shown[1]))
