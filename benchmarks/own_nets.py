@@ -105,7 +105,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.nets = options.nets.split(",")
     if unknown := set(options.nets) - set(LABELS):
-        parser.error(f"there is no net {unknown.pop()!r}; choose from {', '.join(LABELS)}")
+        parser.error(f"unknown net {unknown.pop()!r}; choose from {', '.join(LABELS)}")
     return options
 
 

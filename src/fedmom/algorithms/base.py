@@ -167,7 +167,7 @@ class Stage(NamedTuple):
         mix: ``mix(rows, weights, clients, round) -> rows, weights``, on the server, before the
             rule: all replies of a round, stacked, and whose they are; those of weight 0 do not
             count.
-        rows_after: ``rows_after(replies)``: how many rows ``mix`` makes of so many replies.
+        rows_after: ``rows_after(replies)``: how many rows ``mix`` makes of N replies.
         least: The fewest replies that ``mix`` makes sense for.
 
     Examples:

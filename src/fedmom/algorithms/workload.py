@@ -122,7 +122,7 @@ class Method(NamedTuple):
         return self.rule.needs == "each" or mixes or self.collusion is not None
 
     def makes_sense_with(self, replies: int) -> bool:
-        """Return whether rule and stages do what they promise with so many replies."""
+        """Return whether rule and stages do what they promise with N replies."""
         for stage in self.stages:
             if replies < stage.least:
                 return False

@@ -265,7 +265,7 @@ class Group:
 
 
 def faults_of(row: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return the rejected replies of a round, but for those that a simulated world has lost."""
+    """Return the rejected replies of a round, except those that a simulated world has lost."""
     return [(k, why) for k, why in row.get("rejected", ()) if not why.startswith(SIMULATED)]
 
 

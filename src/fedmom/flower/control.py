@@ -189,7 +189,7 @@ class Control:
 
     @contextlib.contextmanager
     def _noted(self, faults: dict[str, str], name: str, what: str) -> Iterator[None]:
-        """Note what is refused for one device, and go on with the others."""
+        """Note what is refused for one device, and continue with the others."""
         try:
             with self._told():
                 yield
