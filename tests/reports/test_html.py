@@ -19,6 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from fedmom.core.errors import FedMomError
 from fedmom.experiments import results
+from fedmom.experiments.folder import RunFolder
 from fedmom.reports import live, run_page
 from fedmom.reports.charts import Area, Bars, Chart, Figure, Grid, Heat, Line
 from fedmom.reports.html import (
@@ -279,7 +280,7 @@ def begun(tmp_path):
     """A run before its first round and evaluation."""
     run = make_run(tmp_path / "live", done=0, rounds=10)
     (run.path / "evals.jsonl").unlink()
-    return run
+    return RunFolder(run.path)  # one that knows of no lines, as in another process
 
 
 def test_new_points_appear_without_a_reload_until_ctrl_c(visit, begun):
