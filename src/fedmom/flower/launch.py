@@ -88,7 +88,7 @@ def running(
 
 
 def shorten(log: Path) -> None:
-    """Put a log that has grown large aside, in place of the one before; it goes on empty.
+    """Put a log that has grown large aside, replacing the one before, and start an empty one.
 
     Its file stays the same one, since a program has it open. A line that is written meanwhile may
     be lost.

@@ -200,7 +200,7 @@ def _next(
 
 
 def _is_live(control: Control, order: running.Order) -> bool:
-    """Return whether a run goes on, or will be restarted by the server."""
+    """Return whether a run is active, or will be restarted by the server."""
     if order.fault:
         return False
     with contextlib.suppress(FedMomError):  # the server knows no such run
